@@ -1,0 +1,59 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+
+# Real data sets live in ./data, or in the folder that GNOMON_DATA names, or, when it is there, beside the checkout.
+SHARED := $(wildcard ../shared/data)
+export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
+
+.PHONY: setup demo test bench lint format types clean figures
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, with statement and picture"
+	@echo "make test    lint, types, tests and doctests: everything that must pass"
+	@echo "make bench   step time and memory against plain SGD and Opacus"
+	@echo "make lint    format check and lint only"
+	@echo "make figures draw the pictures of README and docs again"
+	@echo "make setup   create .venv and install; the other targets do it when needed"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Gnomon needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/gnomon train --data digits --target-epsilon 1 --out runs/demo --overwrite
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/steps.py
+
+figures: $(STAMP)
+	$(BIN)/python docs/figures/draw.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,14 @@
+"""Clip rules: how much may each person count? One verb, `weights`."""
+
+from gnomon.clipping.rules import PSAC, Automatic, ClipRule, Flat, Normalised, PerLayer
+
+RULES: dict[str, type[ClipRule]] = {
+    "flat": Flat,
+    "automatic": Automatic,
+    "normalised": Normalised,
+    "psac": PSAC,
+    "per-layer": PerLayer,
+}
+"""The rules by the name that the command line uses."""
+
+__all__ = ["PSAC", "RULES", "Automatic", "ClipRule", "Flat", "Normalised", "PerLayer"]

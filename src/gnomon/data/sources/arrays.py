@@ -1,0 +1,97 @@
+"""A user's own arrays, from an .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gnomon.data.sources.errors import DataError
+from gnomon.data.sources.holdout import holdout
+from gnomon.data.sources.labels import class_labels
+from gnomon.data.sources.records import Records
+from gnomon.data.sources.source import Source
+
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+WHOLE = ("inputs", "targets")
+LAYOUT = "store x_train, y_train, x_test and y_test, or inputs and targets, with np.savez"
+
+
+def npz(path: Path) -> Source:
+    """The arrays x_train, y_train, x_test, y_test; or inputs and targets, of which a fixed fifth is the test.
+
+    Inputs become float32; unsigned bytes are divided by 255. Labels are whole numbers from 0. The
+    number of classes is the array `classes` when the file has one. Otherwise it is read off the
+    largest label, which makes that label public.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder) / "own.npz", inputs=np.eye(10), targets=np.arange(10) % 3, classes=3)
+    ...     source = npz(Path(folder) / "own.npz")
+    >>> len(source.train), len(source.test), source.classes, source.input_shape
+    (8, 2, 3, (10,))
+    """
+    stored = _read(path)
+    classes = _classes(stored, path)
+    if all(name in stored for name in SPLIT):
+        train, test = (
+            _records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test")
+        )
+    elif all(name in stored for name in WHOLE):
+        records = _records(stored, *WHOLE, classes, path)
+        train, test = holdout(records, test=len(records) // 5)
+    else:
+        raise DataError(path, f"has the arrays {', '.join(sorted(stored)) or 'none'}", LAYOUT)
+    shape = tuple(train.inputs.shape[1:])
+    if shape != tuple(test.inputs.shape[1:]):
+        problem = (
+            f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
+        )
+        raise DataError(path, problem, "store both in the same shape")
+    if classes is None:
+        classes = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))
+    return Source(path.stem, train, test, classes, shape, f"arrays of {path.name}")
+
+
+def _read(path: Path) -> Mapping[str, NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(path, "is missing", "give the path of an .npz file")
+    try:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        problem = f"cannot be read as plain arrays ({error})"
+        raise DataError(path, problem, f"{LAYOUT}, without object arrays") from error
+
+
+def _classes(stored: Mapping[str, NDArray[Any]], path: Path) -> int | None:
+    if "classes" not in stored:
+        return None
+    given = stored["classes"]
+    if given.ndim != 0 or given.dtype.kind not in "iu" or given < 2:
+        raise DataError(path, f"has classes = {given.tolist()}", "store one whole number, 2 or above")
+    return int(given)
+
+
+def _records(stored: Mapping[str, NDArray[Any]], x: str, y: str, classes: int | None, path: Path) -> Records:
+    inputs, labels = _inputs(stored[x], f"{path}: {x}"), class_labels(stored[y], classes, f"{path}: {y}")
+    if len(inputs) != len(labels) or not len(inputs):
+        problem = f"has {len(inputs)} records in {x} and {len(labels)} labels in {y}"
+        raise DataError(path, problem, "store one label for each record, and at least one record")
+    return Records(inputs, labels)
+
+
+def _inputs(values: NDArray[Any], where: str) -> Tensor:
+    if values.dtype.kind not in "fiub":
+        raise DataError(where, f"has the type {values.dtype}", "store real numbers")
+    if values.ndim < 2:
+        raise DataError(where, f"has the shape {values.shape}", "store an array of shape (records, ...)")
+    scale = np.float32(255 if values.dtype == np.uint8 else 1)
+    return torch.from_numpy(values.astype(np.float32) / scale)

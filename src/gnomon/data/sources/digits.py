@@ -1,0 +1,24 @@
+"""The 8x8 handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+
+from gnomon.data.sources.holdout import holdout
+from gnomon.data.sources.records import Records
+from gnomon.data.sources.source import Source
+
+
+def digits(folder: Path | None = None) -> Source:
+    """1,437 training and 360 test images, scaled to [0, 1]; no files are needed.
+
+    >>> digits().train.inputs.shape
+    torch.Size([1437, 1, 8, 8])
+    """
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # (1797, 1, 8, 8)
+    train, test = holdout(Records(images, torch.from_numpy(bunch.target).long()), test=360)
+    return Source("digits", train, test, 10, (1, 8, 8), "scikit-learn's 8x8 handwritten digits, 0 to 9")

@@ -1,0 +1,43 @@
+"""The data sets by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from gnomon.data.sources.adult import adult
+from gnomon.data.sources.arrays import npz
+from gnomon.data.sources.cifar import cifar10
+from gnomon.data.sources.compas import compas
+from gnomon.data.sources.digits import digits
+from gnomon.data.sources.files import data_folder
+from gnomon.data.sources.mnist import fashion_mnist, mnist
+from gnomon.data.sources.source import Source
+from gnomon.validate import SettingError
+
+_READERS: dict[str, Callable[[Path], Source]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "adult": adult,
+    "compas": compas,
+}
+NAMES = tuple(_READERS)
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
+    """A data set by name, or "npz:PATH" for your own arrays.
+
+    Files are looked for in `data_dir`, else in the folder that GNOMON_DATA names, else in ./data.
+
+    >>> source = load("digits")
+    >>> len(source.train), len(source.test), source.classes, source.input_shape
+    (1437, 360, 10, (1, 8, 8))
+    """
+    if isinstance(name, str) and (name.startswith("npz:") or name.endswith(".npz")):
+        return npz(Path(name.removeprefix("npz:")).expanduser())
+    if name not in _READERS:
+        raise SettingError("data", name, f"one of {', '.join(NAMES)}, or npz:PATH for your own arrays")
+    return _READERS[name](data_folder(data_dir))

@@ -1,0 +1,78 @@
+"""Draw private and public records from one pool, disjoint by content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gnomon.data.fingerprint import fingerprints, overlap
+from gnomon.data.sources.records import Records
+from gnomon.validate import SettingError, whole
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Private records, and public ones that share no content with them.
+
+    >>> few = Records(torch.zeros(2, 1), torch.zeros(2))
+    >>> len(Split(private=few, public=few[:0]).public)
+    0
+    """
+
+    private: Records
+    public: Records
+
+
+def public_private(records: Records, *, private: int, public: int, seed: int = 0) -> Split:
+    """Draw `private` and `public` records at random, disjoint by position and by content.
+
+    A public candidate is passed over when its inputs occur among the private records or among the
+    public ones taken before, and the next candidate takes its place. So which records become public
+    depends on the private draw: this is how an experiment splits a public benchmark. Where the private
+    records are truly secret, take public ones from elsewhere and call `check_disjoint`.
+
+    >>> pool = Records(torch.arange(10.0).reshape(10, 1), torch.arange(10))
+    >>> split = public_private(pool, private=6, public=3, seed=1)
+    >>> len(split.private), len(split.public), overlap(split.private, split.public)
+    (6, 3, 0)
+    """
+    private, public = whole("private", private), whole("public", public, least=0)
+    if private + public > len(records):
+        asked = f"{private} + {public}"
+        raise SettingError("private + public", asked, f"at most the {len(records)} records of the pool")
+    order = torch.randperm(
+        len(records), generator=torch.Generator().manual_seed(whole("seed", seed, least=0))
+    )
+    secret = records[order[:private]]
+    if public == 0:
+        return Split(secret, records[:0])
+    seen = set(fingerprints(secret))
+    taken: list[int] = []
+    for start in range(private, len(order), max(public, 256)):  # hash no more candidates than are needed
+        candidates = order[start : start + max(public, 256)]
+        for position, mark in zip(candidates.tolist(), fingerprints(records[candidates]), strict=True):
+            if mark not in seen and len(taken) < public:
+                seen.add(mark)
+                taken.append(position)
+        if len(taken) == public:
+            return Split(secret, records[taken])
+    allowed = f"at most {len(taken)}: the other {len(order) - private - len(taken)} candidates are copies"
+    raise SettingError("public", public, f"{allowed} of private or public records")
+
+
+def check_disjoint(private: Records, public: Records) -> None:
+    """Raise if a public record's inputs occur among the private ones.
+
+    >>> a = Records(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]))
+    >>> check_disjoint(a[:1], a[1:])
+    >>> check_disjoint(a, a[1:])
+    Traceback (most recent call last):
+    ValueError: 1 of 1 public records occur in the private set: remove them from the public set, ...
+    """
+    shared = overlap(private, public)
+    if shared:
+        raise ValueError(
+            f"{shared} of {len(public)} public records occur in the private set: remove them from the "
+            "public set, or draw both with gnomon.data.split.public_private"
+        )

@@ -1,0 +1,19 @@
+"""Models by name. None couples the records of a batch: no batch normalisation."""
+
+from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
+from gnomon.models.dense import logistic, mlp
+from gnomon.models.registry import NAMES, build, default_model
+from gnomon.models.residual import ResidualBlock, resnet20
+
+__all__ = [
+    "NAMES",
+    "ResidualBlock",
+    "build",
+    "default_model",
+    "lenet",
+    "logistic",
+    "mlp",
+    "paper_cnn",
+    "resnet20",
+    "small_cnn",
+]

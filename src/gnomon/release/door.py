@@ -1,0 +1,128 @@
+"""The door: the only code that turns private numbers into public ones.
+
+Everything that reaches it is private, everything that leaves it may be published. It trusts nothing that
+was computed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnomon import validate
+from gnomon.clipping import ClipRule
+from gnomon.clipping.rules import total
+from gnomon.release.noise import NoiseSource
+from gnomon.updates import Updates
+
+CHUNK = 2**16
+"""How many numbers are noised at a time, so that float64 costs no memory to speak of."""
+
+GRID_BITS = 20
+"""Released sums lie on a grid of about 2^-20 standard deviations of the noise."""
+
+
+@dataclass
+class Door:
+    """One logical step: let physical batches in, then release their noisy sum once.
+
+    `max_grad_norm` bounds what one person can change in the sum; noise has the standard deviation
+    `noise_multiplier * max_grad_norm` in each coordinate; the result is divided by the declared
+    `expected_batch_size`, never by how many came. `charge` is called before noise is drawn, so that a
+    crash may count a step too many but never one too few.
+
+    Guarantees, whatever came before: every sample's weighted update is at most `max_grad_norm` long; a
+    sample with a non-finite update adds exactly nothing; noise is added exactly once, also if nobody came.
+
+    >>> from gnomon.clipping import Flat
+    >>> from gnomon.release import SeededNoise
+    >>> door = Door({"weight": torch.zeros(2)}, max_grad_norm=1.0, noise_multiplier=1.0,
+    ...             expected_batch_size=10, noise=SeededNoise(0))
+    >>> door.release()["weight"].shape  # nobody came: pure noise
+    torch.Size([2])
+    """
+
+    like: Mapping[str, Tensor]
+    """A tensor of the right shape, dtype and device for each name."""
+    max_grad_norm: float
+    noise_multiplier: float
+    expected_batch_size: float
+    noise: NoiseSource
+    charge: Callable[[], None] = lambda: None
+    _sum: dict[str, Tensor] = field(init=False, default_factory=dict)
+    _open: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        validate.positive("max_grad_norm", self.max_grad_norm)
+        validate.non_negative("noise_multiplier", self.noise_multiplier)
+        validate.positive("expected_batch_size", self.expected_batch_size)
+
+    def admit(self, updates: Updates, rule: ClipRule) -> Tensor:
+        """Add the clipped updates of a physical batch. Returns the weights, which are private."""
+        if not self._open:
+            raise RuntimeError("this step has been released; open a new one")
+        norms = updates.norms_by_parameter()
+        weights = bounded(rule.weights(norms, self.max_grad_norm), norms, self.max_grad_norm)
+        if len(updates):
+            wide = weights if weights.shape[1] == norms.shape[1] else weights.squeeze(1)
+            for name, part in updates.weighted_sum(wide).items():
+                self._sum[name] = self._sum[name].add_(part) if name in self._sum else part
+        return weights
+
+    def release(self) -> dict[str, Tensor]:
+        """The noisy sum divided by the expected batch size, by parameter. Once only."""
+        if not self._open:
+            raise RuntimeError("this step has been released already; noise is drawn once a step")
+        self._open = False
+        self.charge()
+        deviation = self.noise_multiplier * self.max_grad_norm
+        released = {}
+        for name, like in self.like.items():
+            value = self._sum.pop(name) if name in self._sum else torch.zeros_like(like)
+            flat = value.contiguous().view(-1)
+            if deviation > 0:
+                for part in chunks(flat):
+                    part.copy_(noised(part, deviation, self.noise))
+            released[name] = flat.div_(self.expected_batch_size).view(like.shape)
+        return released
+
+
+def bounded(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
+    """The weights, lowered where a clip rule would let a sample through that is longer than the bound.
+
+    Guarantee: `|(w_i1 n_i1, ...)| <= bound` up to rounding, and zero where anything is not finite.
+
+    >>> norms = torch.tensor([[2.0], [float("nan")]], dtype=torch.float64)
+    >>> bounded(torch.ones(2, 1), norms, 1.0)
+    tensor([[0.5000],
+            [0.0000]], dtype=torch.float64)
+    """
+    weights = weights.to(torch.float64)
+    usable = torch.isfinite(norms).all(1, keepdim=True) & torch.isfinite(weights).all(1, keepdim=True)
+    weights = torch.where(usable, weights, 0.0)
+    length = total(weights.abs() * torch.where(usable, norms, 0.0))
+    return torch.where(length > bound, weights * (bound / length), weights)
+
+
+def noised(values: Tensor, deviation: float, noise: NoiseSource) -> Tensor:
+    """The values plus normal noise, formed in float64 and rounded to a grid before any cast.
+
+    >>> from gnomon.release import SeededNoise
+    >>> noised(torch.zeros(2), 1.0, SeededNoise(0)).dtype
+    torch.float64
+    """
+    drawn = noise.normal(values.numel()).to(values.device)
+    exact = torch.add(values.double(), drawn, alpha=deviation)
+    # adding and taking away 1.5 * 2^52 grid steps rounds to the nearest of them
+    grid = 2.0 ** (torch.tensor(deviation, dtype=torch.float64).log2().floor().item() - GRID_BITS)
+    shift = 1.5 * 2.0**52 * grid
+    return exact.add_(shift).sub_(shift)
+
+
+def chunks(flat: Tensor) -> Iterator[Tensor]:
+    """Views of at most `CHUNK` numbers."""
+    for start in range(0, flat.numel(), CHUNK):
+        yield flat[start : start + CHUNK]

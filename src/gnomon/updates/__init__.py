@@ -1,0 +1,26 @@
+"""Per-sample updates: what would each person change?
+
+updates = gradients(model, loss, inputs, targets)
+updates.norms(); updates.gram(other); updates.weighted_sum(w); updates.dense(); updates.losses
+"""
+
+from gnomon.updates.gradients import gradients
+from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, Zero
+from gnomon.updates.losses import Loss, per_sample
+from gnomon.updates.rules import forward_rule, rule
+from gnomon.updates.updates import Updates
+
+__all__ = [
+    "Convolution",
+    "Dense",
+    "Factored",
+    "Indexed",
+    "Leaf",
+    "Loss",
+    "Updates",
+    "Zero",
+    "forward_rule",
+    "gradients",
+    "per_sample",
+    "rule",
+]

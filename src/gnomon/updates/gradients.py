@@ -1,0 +1,170 @@
+"""One gradient a sample, from one forward and one backward pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gnomon.updates.fallback import vmapped
+from gnomon.updates.graph import node, parameters_used
+from gnomon.updates.layout import Layout, forget, layout
+from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf, Zero, add
+from gnomon.updates.losses import Loss, checked, per_sample
+from gnomon.updates.recorder import Mark, Recorder, call, differentiable, tensors
+from gnomon.updates.updates import Updates
+
+KEPT_BYTES = 64 * 2**20
+"""How much memory one call may spend on written-out gradients that save time."""
+
+
+def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
+    """Each sample's gradient of its own loss, for every trainable parameter.
+
+    `inputs` is a tensor, a tuple of arguments or a dict of keyword arguments of the model, the batch first;
+    `loss` maps (outputs, targets) to one number a sample. The model is left as it was: no hooks, no
+    attributes, no `.grad`.
+
+    Guarantee: equal to a loop of single-sample backward passes, up to rounding, if samples do not
+    interact in the model.
+
+    >>> model = nn.Linear(2, 1)
+    >>> loss = lambda outputs, targets: 0.5 * (outputs - targets).square().sum(1)
+    >>> x, y = torch.tensor([[3.0, 4.0]]), model(torch.tensor([[3.0, 4.0]])).detach() + 1
+    >>> gradients(model, loss, x, y).dense()
+    tensor([[-3., -4., -1.]])
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    size = batch_size(inputs)
+    if size == 0 or not trainable:
+        empty = {name: Zero(size, p.shape, p.detach()) for name, p in trainable.items()}
+        first = next(model.parameters(), torch.zeros(0))
+        return Updates(empty, first.detach().new_zeros(size))
+    found = layout(model, inputs)
+    with torch.enable_grad(), Recorder(model, skip=found.outside) as recorder:
+        outputs = call(model, inputs)
+    marks = recorder.marks
+    if not set(found.batch) >= {mark.key for mark in marks}:
+        forget(model)
+        raise ValueError(
+            "the model took another path through its modules than on an earlier batch; call again"
+        )
+    carried = differentiable(outputs)
+    with torch.enable_grad():
+        losses = checked(per_sample(loss)(outputs, targets), size)
+        _refuse_parameters_in_loss(losses, carried, trainable)
+        edges = [edge for mark in marks for edge in mark.edges]
+        edges += [get_gradient_edge(out) for out in carried] if found.outside else []
+        grads: list[Tensor | None] = []
+        if edges:
+            grads.extend(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+    with torch.no_grad():
+        leaves = _leaves(model, inputs, found, marks, carried, grads)
+    ordered = {
+        name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach())
+        for name, p in trainable.items()
+    }
+    return Updates(ordered, losses.detach())
+
+
+def batch_size(inputs: Any) -> int:
+    """How many samples a batch holds; every tensor in it must agree.
+
+    >>> batch_size({"text": torch.zeros(3, 5), "length": torch.zeros(3)})
+    3
+    """
+    sizes = {len(t) for t in tensors(inputs) if t.dim()}
+    if len(sizes) != 1:
+        what = f"tensors with {sorted(sizes)} samples" if sizes else "no tensor"
+        raise ValueError(f"the inputs hold {what}: every tensor needs the batch as its first dimension")
+    return sizes.pop()
+
+
+def _leaves(
+    model: nn.Module,
+    inputs: Any,
+    found: Layout,
+    marks: list[Mark],
+    carried: list[Tensor],
+    grads: list[Tensor | None],
+) -> dict[str, Leaf]:
+    """Leaves by parameter, built one layer at a time."""
+    pieces: dict[str, list[Leaf]] = defaultdict(list)
+    budget = KEPT_BYTES
+    for mark in marks:
+        mine = [grads.pop(0) for _ in mark.edges]
+        if all(grad is None for grad in mine):
+            continue
+        mark.check_unchanged()
+        for name, leaf in _built(mark, found.batch[mark.key], mine).items():
+            kept = cheapest(leaf, budget)
+            if isinstance(kept, Dense) and kept is not leaf:
+                budget -= kept.values.numel() * kept.values.element_size()
+            pieces[name].append(kept)
+    if found.outside:
+        full = [torch.zeros_like(out) if g is None else g for out, g in zip(carried, grads, strict=True)]
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((inputs,), {})
+        if isinstance(inputs, dict):
+            arguments = ((), dict(inputs))
+        elif isinstance(inputs, list | tuple):
+            arguments = (tuple(inputs), {})
+        own = {name: name for name in sorted(found.outside)}
+        whole = vmapped(model, "", own, arguments, [0] * len(tensors(inputs)), full, found.outputs)
+        for name, leaf in whole.items():
+            pieces[name].append(leaf)
+    return {name: add(parts) for name, parts in pieces.items()}
+
+
+def _built(mark: Mark, dims: tuple[int | None, ...], grads: list[Tensor | None]) -> dict[str, Leaf]:
+    if mark.build is None:
+        assert mark.call is not None
+        outputs = mark.shapes[len(mark.inputs) :]
+        full = [
+            torch.zeros(shape, dtype=_first(grads).dtype, device=_first(grads).device) if g is None else g
+            for g, shape in zip(grads, outputs, strict=True)
+        ]
+        split = len(mark.inputs)
+        return vmapped(mark.module, mark.key[0], mark.parameters, mark.call, dims[:split], full, dims[split:])
+    assert dims[0] is not None
+    assert dims[1] is not None
+    built = mark.build(mark.inputs[0].detach().movedim(dims[0], 0), _first(grads).movedim(dims[1], 0))
+    return {mark.parameters[own]: leaf for own, leaf in built.items() if own in mark.parameters}
+
+
+def _first(grads: list[Tensor | None]) -> Tensor:
+    return next(grad for grad in grads if grad is not None)
+
+
+def cheapest(leaf: Leaf, budget: int) -> Leaf:
+    """The leaf itself, or written out where that takes less memory, or less work and fits the budget.
+
+    Writing out T in out multiplications of a layer with in x out weights pays when norms by T x T
+    matrices would cost more; see docs/architecture.md.
+    """
+    if not isinstance(leaf, Factored | Convolution) or leaf.length == 1:
+        return leaf
+    size = len(leaf) * leaf.shape.numel()
+    held = leaf.inputs.numel() + leaf.outputs.numel()
+    rows, columns = leaf.rows, leaf.columns
+    slower = leaf.length**2 * (rows + columns) > 8 * rows * columns
+    if size <= held or (slower and size * leaf.like.element_size() <= budget):
+        return Dense(leaf.dense())
+    return leaf
+
+
+def _refuse_parameters_in_loss(
+    losses: Tensor, outputs: list[Tensor], trainable: dict[str, nn.Parameter]
+) -> None:
+    """The loss may read the model through its outputs only."""
+    if not losses.requires_grad:
+        return
+    names = {p: name for name, p in trainable.items()}
+    direct = parameters_used([node(losses)], names, ends=[node(out) for out in outputs])
+    if direct:
+        raise ValueError(
+            f"the loss uses parameter {sorted(direct)} directly: move that term into the model's outputs, "
+            "or use the optimizer's weight_decay"
+        )

@@ -1,0 +1,13 @@
+"""Leaves: the updates of all samples for one parameter, in the form that is cheapest to hold.
+
+Every leaf answers the same questions: `square_norms`, `gram`, `inner`, `weighted_sum`, `dense`.
+"""
+
+from gnomon.updates.leaves.convolution import Convolution
+from gnomon.updates.leaves.dense import Dense, Zero
+from gnomon.updates.leaves.factored import Factored
+from gnomon.updates.leaves.indexed import Indexed
+from gnomon.updates.leaves.leaf import Leaf
+from gnomon.updates.leaves.summed import Summed, add
+
+__all__ = ["Convolution", "Dense", "Factored", "Indexed", "Leaf", "Summed", "Zero", "add"]

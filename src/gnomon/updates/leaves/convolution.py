@@ -1,0 +1,124 @@
+"""Updates of a convolution: a linear layer on the windows it slides over, cut out when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon.updates.leaves.factored import Factored
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+
+
+class Convolution(Leaf):
+    """Sample i's update is the correlation of its (already padded) input with its output gradient.
+
+    `inputs` (B, C, *space), `outputs` (B, out, *positions). The windows, as many times larger than the
+    input as the kernel has cells, exist for a few samples at a time.
+
+    >>> leaf = Convolution(torch.ones(1, 1, 3), torch.ones(1, 1, 2), torch.Size([1, 1, 2]), [1], [1], 1)
+    >>> leaf.dense()
+    tensor([[[[2., 2.]]]])
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        shape: torch.Size,
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> None:
+        self.inputs, self.outputs, self.shape = inputs, outputs, shape
+        self.stride, self.dilation, self.groups = stride, dilation, groups
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def like(self) -> Tensor:
+        return self.inputs
+
+    @property
+    def length(self) -> int:
+        return self.outputs.shape[2:].numel()
+
+    def factored(self, part: slice = slice(None)) -> Factored:
+        """The windows of some samples and their output gradients, as a linear layer's factors."""
+        x, grad = self.inputs[part], self.outputs[part]
+        positions = grad.shape[2:]
+        strides = [step * jump for step, jump in zip(x.stride()[2:], self.stride, strict=True)]
+        taps = [step * gap for step, gap in zip(x.stride()[2:], self.dilation, strict=True)]
+        kernel = self.shape[2:]
+        windows = x.as_strided(
+            (len(x), self.groups, x.shape[1] // self.groups, *kernel, *positions),
+            (x.stride(0), x.stride(1) * (x.shape[1] // self.groups), x.stride(1), *taps, *strides),
+            x.storage_offset(),
+        )
+        windows = windows.reshape(len(x), self.groups, self.columns, self.length)  # the one copy
+        grad = grad.reshape(len(x), self.groups, -1, self.length)
+        return Factored(windows.mT, grad.mT, self.shape)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return torch.cat([self.factored(part).block(start, stop) for part in self._parts()])
+
+    def square_norms(self) -> Tensor:
+        return torch.cat([self.factored(part).square_norms() for part in self._parts()])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))
+        # strided convolutions may not reach the last cells; cut them off so that sizes agree
+        reach = [
+            (out - 1) * step + (size - 1) * gap + 1
+            for out, step, size, gap in zip(
+                self.outputs.shape[2:], self.stride, self.shape[2:], self.dilation, strict=True
+            )
+        ]
+        x, space = self.inputs, len(reach)
+        for dim, end in enumerate(reach, start=2):
+            x = x.narrow(dim, 0, end)
+        _, total, _ = torch.ops.aten.convolution_backward(
+            scaled,
+            x,
+            self.inputs.new_empty(1).expand(self.shape),
+            None,
+            list(self.stride),
+            [0] * space,
+            list(self.dilation),
+            False,
+            [0] * space,
+            self.groups,
+            [False, True, False],
+        )
+        assert isinstance(total, Tensor)
+        return total
+
+    def select(self, index: Tensor) -> Convolution:
+        return self._with(self.inputs[index], self.outputs[index])
+
+    def double(self) -> Convolution:
+        return self._with(self.inputs.double(), self.outputs.double())
+
+    def _with(self, inputs: Tensor, outputs: Tensor) -> Convolution:
+        return Convolution(inputs, outputs, self.shape, self.stride, self.dilation, self.groups)
+
+    def _parts(self) -> Iterator[slice]:
+        window_bytes = self.groups * self.columns * self.length * self.inputs.element_size()
+        step = max(1, CHUNK_BYTES // max(1, window_bytes))
+        for start in range(0, max(1, len(self)), step):
+            yield slice(start, start + step)
+
+
+def pad(x: Tensor, padding: Sequence[tuple[int, int]], mode: str) -> Tensor:
+    """The input with its borders added, as the convolution itself would see it.
+
+    >>> pad(torch.ones(1, 1, 2), [(1, 0)], "zeros")
+    tensor([[[0., 1., 1.]]])
+    """
+    amounts = [amount for pair in reversed(padding) for amount in pair]
+    if not any(amounts):
+        return x
+    return F.pad(x, amounts) if mode == "zeros" else F.pad(x, amounts, mode=mode)

@@ -1,0 +1,128 @@
+"""Updates of a linear layer in factored form: `G_i = B_i^T A_i`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+
+
+class Factored(Leaf):
+    """Sample i's update is `outputs_i^T inputs_i`, for each of H independent groups.
+
+    `inputs` (B, H, T, in) are the T inputs the layer saw, `outputs` (B, H, T, out) the gradients that
+    came back. A linear layer has one group and T is 1 or the sequence length; a grouped convolution has
+    its groups. The parameter has H * out rows and `in` columns.
+
+    >>> leaf = Factored(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0]]]]), torch.Size([1, 2]))
+    >>> leaf.dense()
+    tensor([[[3., 6.]]])
+    >>> leaf.square_norms()
+    tensor([45.], dtype=torch.float64)
+    """
+
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: torch.Size) -> None:
+        self.inputs, self.outputs, self.shape = inputs, outputs, shape
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def like(self) -> Tensor:
+        return self.inputs
+
+    @property
+    def length(self) -> int:
+        return self.inputs.shape[2]
+
+    def block(self, start: int, stop: int) -> Tensor:
+        size, groups, _, columns = self.inputs.shape
+        if groups == 1:
+            return self.outputs[:, 0, :, start:stop].mT @ self.inputs[:, 0]
+        every = self.outputs.mT @ self.inputs  # (B, H, out, in)
+        return every.reshape(size, -1, columns)[:, start:stop]
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        groups = self.inputs.shape[1]
+        scaled = self.outputs * weights[:, None, None, None]
+        if groups == 1:
+            total = scaled.flatten(0, 2).T @ self.inputs.flatten(0, 2)
+        else:
+            left = scaled.movedim(1, 0).flatten(1, 2)  # (H, B T, out)
+            total = left.mT @ self.inputs.movedim(1, 0).flatten(1, 2)
+        return total.reshape(self.shape)
+
+    def square_norms(self) -> Tensor:
+        if self.length == 1:  # |b a^T| = |a| |b|
+            a = torch.linalg.vector_norm(self.inputs, dim=(2, 3), dtype=torch.float64)
+            b = torch.linalg.vector_norm(self.outputs, dim=(2, 3), dtype=torch.float64)
+            return (a * b).square_().sum(1)
+        if not self.ghost_is_cheaper():
+            return super().square_norms()
+        return exact_where_cancelled(self, *self._ghost_norms())
+
+    def _ghost_norms(self) -> tuple[Tensor, Tensor]:
+        """`sum (A_i A_i^T) * (B_i B_i^T)`, and the value it would have if no term cancelled another."""
+        size, groups, length, _ = self.inputs.shape
+        square = self.like.new_empty(size, dtype=torch.float64)
+        ceiling = torch.empty_like(square)
+        step = max(1, CHUNK_BYTES // (groups * length * length * self.like.element_size()))
+        for start in range(0, size, step):
+            part = slice(start, start + step)
+            a = self.inputs[part] @ self.inputs[part].mT  # (b, H, T, T)
+            b = self.outputs[part] @ self.outputs[part].mT
+            scale = (a.diagonal(0, 2, 3).double() * b.diagonal(0, 2, 3).double()).clamp_min(0).sqrt()
+            ceiling[part] = scale.sum(2).square().sum(1)
+            square[part] = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
+        return square, ceiling
+
+    def ghost_is_cheaper(self) -> bool:
+        """Whether T^2 (in + out) multiplications beat the T in out of writing the matrix out."""
+        columns, rows = self.inputs.shape[3], self.outputs.shape[3]
+        return self.length * (columns + rows) < columns * rows
+
+    def gram(self, other: Leaf) -> Tensor:
+        if isinstance(other, Factored) and self._factored_gram_is_cheaper(other):
+            return self._factored_gram(other)
+        return super().gram(other)
+
+    def _factored_gram_is_cheaper(self, other: Factored) -> bool:
+        columns, rows = self.inputs.shape[3], self.outputs.shape[3]
+        mine, theirs = len(self) * self.length, len(other) * other.length
+        return mine * theirs * (columns + rows) < (mine + theirs + len(self) * len(other)) * columns * rows
+
+    def _factored_gram(self, other: Factored) -> Tensor:
+        total = self.like.new_zeros(len(self), len(other))
+        span = len(other) * other.length
+        step = max(1, CHUNK_BYTES // (self.length * span * self.like.element_size()))
+        for group in range(self.inputs.shape[1]):
+            their_in = other.inputs[:, group].flatten(0, 1)
+            their_out = other.outputs[:, group].flatten(0, 1)
+            for start in range(0, len(self), step):
+                part = slice(start, start + step)
+                a = self.inputs[part, group].flatten(0, 1) @ their_in.T
+                b = self.outputs[part, group].flatten(0, 1) @ their_out.T
+                product = a.mul_(b).view(-1, self.length, len(other), other.length)
+                total[part] += product.sum((1, 3)) if self.length * other.length > 1 else product[:, 0, :, 0]
+        return total
+
+    def select(self, index: Tensor) -> Factored:
+        return Factored(self.inputs[index], self.outputs[index], self.shape)
+
+    def double(self) -> Factored:
+        return Factored(self.inputs.double(), self.outputs.double(), self.shape)
+
+
+def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor:
+    """Square norms from signed terms, computed again in float64 where the terms nearly cancelled.
+
+    Guarantee: the relative error of a finite result stays near 1e-4 or below also when large terms of
+    opposite sign leave a small norm, so clipping cannot be fooled by rounding.
+    """
+    limit = 1e4 * torch.finfo(leaf.like.dtype).eps
+    doubtful = (square <= limit * ceiling) & (ceiling > 0) & torch.isfinite(ceiling)
+    if leaf.like.dtype is not torch.float64 and bool(doubtful.any()):
+        index = doubtful.nonzero().squeeze(1)
+        square[index] = Leaf.square_norms(leaf.select(index).double())
+    return square.clamp_min_(0)

@@ -1,0 +1,82 @@
+"""Updates of an embedding table: each sample touches a few rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.updates.leaves.factored import Factored, exact_where_cancelled
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+
+
+class Indexed(Leaf):
+    """Sample i's update adds `values_i,t` to row `index_i,t`; nothing of the table's size is stored.
+
+    `index` (B, T), `values` (B, T, columns). A row hit twice gets both.
+
+    >>> leaf = Indexed(torch.tensor([[1, 1]]), torch.tensor([[[3.0], [1.0]]]), torch.Size([4, 1]))
+    >>> leaf.square_norms()
+    tensor([16.], dtype=torch.float64)
+    """
+
+    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size) -> None:
+        self.index, self.values, self.shape = index, values, shape
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def like(self) -> Tensor:
+        return self.values
+
+    def block(self, start: int, stop: int) -> Tensor:
+        out = self.values.new_zeros(len(self), stop - start, self.columns)
+        inside = (self.index >= start) & (self.index < stop)
+        sample, position = inside.nonzero(as_tuple=True)
+        rows = self.index[sample, position] - start
+        return out.index_put_((sample, rows), self.values[sample, position], accumulate=True)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self.values * weights[:, None, None]).flatten(0, 1)
+        total = self.values.new_zeros(self.rows, self.columns)
+        return total.index_add_(0, self.index.flatten(), scaled).reshape(self.shape)
+
+    def square_norms(self) -> Tensor:
+        size, length = self.index.shape
+        square = self.values.new_empty(size, dtype=torch.float64)
+        ceiling = torch.empty_like(square)
+        step = max(1, CHUNK_BYTES // (length * length * self.values.element_size()))
+        for start in range(0, size, step):
+            part = slice(start, start + step)
+            same = self.index[part, :, None] == self.index[part, None, :]
+            dots = self.values[part] @ self.values[part].mT
+            norms = dots.diagonal(0, 1, 2).double().clamp_min(0).sqrt()
+            ceiling[part] = norms.sum(1).square()
+            square[part] = torch.where(same, dots, 0).flatten(1).sum(1, dtype=torch.float64)
+        return exact_where_cancelled(self, square, ceiling)
+
+    def gram(self, other: Leaf) -> Tensor:
+        if not isinstance(other, Indexed):
+            return super().gram(other)
+        total = self.values.new_zeros(len(self), len(other))
+        length, theirs = self.index.shape[1], other.index.shape[1]
+        step = max(1, CHUNK_BYTES // (length * len(other) * theirs * self.values.element_size()))
+        for start in range(0, len(self), step):
+            part = slice(start, start + step)
+            dots = self.values[part].flatten(0, 1) @ other.values.flatten(0, 1).T
+            same = self.index[part].reshape(-1, 1) == other.index.reshape(1, -1)
+            total[part] = torch.where(same, dots, 0).view(-1, length, len(other), theirs).sum((1, 3))
+        return total
+
+    def inner(self, other: Leaf) -> Tensor:
+        """Against a linear layer on the same table: `sum_t,s b'_s[index_t] <a'_s, values_t>`."""
+        if not (isinstance(other, Factored) and other.inputs.shape[1] == 1):
+            return super().inner(other)
+        picked = other.outputs[:, 0].gather(2, self.index[:, None, :].expand(-1, other.length, -1))
+        return (picked * (other.inputs[:, 0] @ self.values.mT)).flatten(1).sum(1, dtype=torch.float64)
+
+    def select(self, index: Tensor) -> Indexed:
+        return Indexed(self.index[index], self.values[index], self.shape)
+
+    def double(self) -> Indexed:
+        return Indexed(self.index, self.values.double(), self.shape)

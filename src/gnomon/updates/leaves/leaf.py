@@ -1,0 +1,91 @@
+"""What every leaf can do: the updates of all samples for one parameter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 32 * 2**20
+"""Transient dense blocks stay below this size, whatever the layer."""
+
+
+class Leaf(ABC):
+    """The updates `g_1 .. g_B` of one parameter, seen as B matrices of `rows x columns`.
+
+    A subclass must be able to write out a block of rows and to sum with weights. The base class does
+    the rest through blocks of rows, so that no transient is larger than `CHUNK_BYTES`; a subclass that
+    knows a cheaper way overrides.
+    """
+
+    shape: torch.Size
+    """The parameter's own shape; the first dimension are the rows."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples."""
+
+    @abstractmethod
+    def block(self, start: int, stop: int) -> Tensor:
+        """Rows `start:stop` of every sample's update, (B, stop - start, columns)."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`sum_i weights_i g_i`, in the parameter's shape."""
+
+    @abstractmethod
+    def select(self, index: Tensor) -> Leaf:
+        """The leaf of the samples `index` alone."""
+
+    @abstractmethod
+    def double(self) -> Leaf:
+        """The same leaf in float64."""
+
+    @property
+    @abstractmethod
+    def like(self) -> Tensor:
+        """A tensor whose dtype and device are the leaf's."""
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def columns(self) -> int:
+        return self.shape.numel() // max(self.rows, 1)
+
+    def dense(self) -> Tensor:
+        """(B, *shape)"""
+        return self.block(0, self.rows).reshape(len(self), *self.shape)
+
+    def square_norms(self) -> Tensor:
+        """`|g_i|^2` in float64, (B,)."""
+        total = self.like.new_zeros(len(self), dtype=torch.float64)
+        for start, stop in self._cuts(len(self)):
+            block = self.block(start, stop).flatten(1)
+            total += torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square_()
+        return total
+
+    def gram(self, other: Leaf) -> Tensor:
+        """`<g_i, h_j>` for all pairs, (B, B')."""
+        total = self.like.new_zeros(len(self), len(other))
+        for start, stop in self._cuts(len(self) + len(other)):
+            total += self.block(start, stop).flatten(1) @ other.block(start, stop).flatten(1).T
+        return total
+
+    def inner(self, other: Leaf) -> Tensor:
+        """`<g_i, h_i>` for each sample in float64, (B,)."""
+        total = self.like.new_zeros(len(self), dtype=torch.float64)
+        for start, stop in self._cuts(2 * len(self)):
+            product = self.block(start, stop) * other.block(start, stop)
+            total += product.flatten(1).sum(1, dtype=torch.float64)
+        return total
+
+    def _cuts(self, samples: int) -> Iterator[tuple[int, int]]:
+        """Row ranges small enough that blocks of `samples` matrices fit `CHUNK_BYTES`."""
+        row_bytes = max(1, samples * self.columns * self.like.element_size())
+        step = max(1, CHUNK_BYTES // row_bytes)
+        for start in range(0, self.rows, step):
+            yield start, min(start + step, self.rows)

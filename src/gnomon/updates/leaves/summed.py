@@ -1,0 +1,77 @@
+"""Updates of a parameter that is used more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from gnomon.updates.leaves.dense import Dense
+from gnomon.updates.leaves.factored import Factored, exact_where_cancelled
+from gnomon.updates.leaves.indexed import Indexed
+from gnomon.updates.leaves.leaf import Leaf
+
+
+class Summed(Leaf):
+    """The sum of several leaves of one parameter. Cross terms count in its norm."""
+
+    def __init__(self, parts: Sequence[Leaf]) -> None:
+        self.parts = tuple(parts)
+        self.shape = parts[0].shape
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    @property
+    def like(self) -> Tensor:
+        return self.parts[0].like
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return torch.stack([part.block(start, stop) for part in self.parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.stack([part.weighted_sum(weights) for part in self.parts]).sum(0)
+
+    def square_norms(self) -> Tensor:
+        squares = [part.square_norms() for part in self.parts]
+        crossed = [2 * a.inner(b) for a, b in combinations(self.parts, 2)]
+        ceiling = torch.stack([s.sqrt() for s in squares]).sum(0).square()
+        return exact_where_cancelled(self, torch.stack([*squares, *crossed]).sum(0), ceiling)
+
+    def gram(self, other: Leaf) -> Tensor:
+        return torch.stack([part.gram(other) for part in self.parts]).sum(0)
+
+    def select(self, index: Tensor) -> Summed:
+        return Summed([part.select(index) for part in self.parts])
+
+    def double(self) -> Summed:
+        return Summed([part.double() for part in self.parts])
+
+
+def add(leaves: Sequence[Leaf]) -> Leaf:
+    """One leaf for the sum of leaves of one parameter, in the simplest form that holds it.
+
+    >>> add([Dense(torch.ones(2, 3)), Dense(torch.ones(2, 3))]).dense().sum().item()
+    12.0
+    """
+    if len(leaves) == 1:
+        return leaves[0]
+    factored = [leaf for leaf in leaves if isinstance(leaf, Factored)]
+    indexed = [leaf for leaf in leaves if isinstance(leaf, Indexed)]
+    dense = [leaf for leaf in leaves if isinstance(leaf, Dense)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, Factored | Indexed | Dense)]
+    merged: list[Leaf] = list(others)
+    if dense:
+        merged.append(Dense(torch.stack([leaf.values for leaf in dense]).sum(0)))
+    if indexed:
+        index = torch.cat([leaf.index for leaf in indexed], 1)
+        merged.append(Indexed(index, torch.cat([leaf.values for leaf in indexed], 1), indexed[0].shape))
+    if factored:
+        inputs = torch.cat([leaf.inputs for leaf in factored], 2)
+        outputs = torch.cat([leaf.outputs for leaf in factored], 2)
+        merged.append(Factored(inputs, outputs, factored[0].shape))
+    # an embedding's inner product with a linear layer is cheap when the embedding asks
+    merged.sort(key=lambda leaf: not isinstance(leaf, Indexed))
+    return merged[0] if len(merged) == 1 else Summed(merged)

@@ -1,0 +1,208 @@
+"""Marks, during one forward pass, every place where a trainable parameter enters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from gnomon.updates.leaves import Leaf
+from gnomon.updates.rules import Rule, find_rule
+
+Key = tuple[str, int]
+"""A module's name and which of its taps this is, counted through the forward pass."""
+
+
+@dataclass
+class Mark:
+    """One place where parameters enter: what went in, and where the gradient of what came out will be."""
+
+    key: Key
+    module: nn.Module
+    parameters: dict[str, str]
+    """The module's own names of its trainable parameters, with the model's names for them."""
+    inputs: list[Tensor]
+    versions: list[int]
+    edges: list[GradientEdge]
+    shapes: list[torch.Size]
+    """Shapes of the inputs, then of the outputs."""
+    batch_anywhere: bool
+    build: Callable[[Tensor, Tensor], Mapping[str, Leaf]] | None
+    """None: no rule; the module is differentiated sample by sample from `call`."""
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def check_unchanged(self) -> None:
+        """Raises if an input was modified in place after the module used it."""
+        for tensor, version in zip(self.inputs, self.versions, strict=True):
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"the input of module '{self.key[0]}' was modified in place after the module used it; "
+                    "use the out-of-place operation there"
+                )
+
+
+class Recorder:
+    """While it is open, the model's modules leave marks. It takes everything off again when it closes.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True))
+    >>> with Recorder(model) as recorder:
+    ...     _ = model(torch.ones(4, 2))
+    >>> [mark.key for mark in recorder.marks], len(model[0]._forward_hooks)
+    ([('0', 0)], 0)
+    """
+
+    def __init__(self, model: nn.Module, skip: frozenset[str] = frozenset()) -> None:
+        self.model = model
+        self.marks: list[Mark] = []
+        self._names = {id(p): name for name, p in model.named_parameters() if name not in skip}
+        self._count: Counter[str] = Counter()
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Recorder:
+        try:
+            for name, module in self.model.named_modules():
+                self._attach(name, module)
+        except BaseException:
+            self._detach()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._detach()
+
+    def _attach(self, name: str, module: nn.Module) -> None:
+        parameters = {
+            own: self._names[id(p)]
+            for own, p in module.named_parameters(recurse=False)
+            if p.requires_grad and id(p) in self._names
+        }
+        if not parameters:
+            return
+        rule = find_rule(module)
+        if rule is not None and rule.forward is not None:
+            self._replace_forward(name, module, rule, parameters)
+            return
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if rule is None:
+                return self._mark_unruled(name, module, parameters, args, kwargs, output)
+            leaves, x = rule.leaves, args[0] if args else next(iter(kwargs.values()))
+            assert leaves is not None
+            return self._mark(
+                name, module, parameters, rule, x, output, lambda x, grad: leaves(module, x, grad)
+            )
+
+        # first of all hooks, so that we see the module's own output
+        handle = module.register_forward_hook(hook, prepend=True, with_kwargs=True)
+        self._undo.append(handle.remove)
+
+    def _replace_forward(self, name: str, module: nn.Module, rule: Rule, parameters: dict[str, str]) -> None:
+        forward = rule.forward
+        assert forward is not None
+
+        def tap(x: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]) -> Tensor:
+            return self._mark(name, module, parameters, rule, x, output, build)
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return forward(module, tap, *args, **kwargs)
+
+        before = module.__dict__.get("forward")
+        module.__dict__["forward"] = replaced
+
+        def restore() -> None:
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+
+        self._undo.append(restore)
+
+    def _mark(
+        self,
+        name: str,
+        module: nn.Module,
+        parameters: dict[str, str],
+        rule: Rule,
+        x: Tensor,
+        output: Tensor,
+        build: Callable[[Tensor, Tensor], Mapping[str, Leaf]],
+    ) -> Tensor:
+        output = _own_node(output)
+        self.marks.append(
+            Mark(
+                self._key(name), module, parameters, [x], [x._version], [get_gradient_edge(output)],
+                [x.shape, output.shape], rule.batch_anywhere, build,
+            )
+        )  # fmt: skip
+        return output
+
+    def _mark_unruled(
+        self,
+        name: str,
+        module: nn.Module,
+        parameters: dict[str, str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        output = pytree.tree_map_only(Tensor, lambda t: _own_node(t) if t.requires_grad else t, output)
+        inputs, outputs = tensors((args, kwargs)), differentiable(output)
+        self.marks.append(
+            Mark(
+                self._key(name), module, parameters, inputs, [x._version for x in inputs],
+                [get_gradient_edge(out) for out in outputs],
+                [t.shape for t in (*inputs, *outputs)], False, None, (args, kwargs),
+            )
+        )  # fmt: skip
+        return output
+
+    def _key(self, name: str) -> Key:
+        self._count[name] += 1
+        return name, self._count[name] - 1
+
+    def _detach(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def _own_node(output: Tensor) -> Tensor:
+    """The output with a graph node that stays on its path also when a later layer works in place.
+
+    An in-place operation on a view reroutes the graph past the view's node; an untracked alias of the
+    same memory does not have that.
+    """
+    if output._is_view() and output.requires_grad:
+        return torch.ops.aten._unsafe_view(output, output.shape)
+    return output
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a nested structure, in order.
+
+    >>> [t.item() for t in tensors({"a": torch.tensor(1), "b": [torch.tensor(2), "text"]})]
+    [1, 2]
+    """
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def differentiable(tree: Any) -> list[Tensor]:
+    """The tensors of a nested structure that carry a gradient, in order."""
+    return [leaf for leaf in tensors(tree) if leaf.requires_grad]
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model on a batch: a tensor as it is, a tuple or list as arguments, a dict as keywords."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, Sequence):
+        return model(*inputs)
+    return model(inputs)

@@ -1,0 +1,18 @@
+"""One rule for each layer type; importing this package registers those that come with the library."""
+
+from gnomon.updates.rules import attention, convolution, embedding, linear, normalisation, recurrent
+from gnomon.updates.rules.registry import Rule, Tap, find_rule, forward_rule, rule
+
+__all__ = [
+    "Rule",
+    "Tap",
+    "attention",
+    "convolution",
+    "embedding",
+    "find_rule",
+    "forward_rule",
+    "linear",
+    "normalisation",
+    "recurrent",
+    "rule",
+]

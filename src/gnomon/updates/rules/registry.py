@@ -1,0 +1,106 @@
+"""Which module has which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from gnomon.updates.leaves import Leaf
+
+
+class Tap(Protocol):
+    """Marks a place where parameters enter, so that their updates can be built after the backward pass."""
+
+    def __call__(
+        self, inputs: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]
+    ) -> Tensor:
+        """`build(inputs, grad)` gets both with the batch first; names are the module's own."""
+
+
+Leaves = Callable[[Any, Tensor, Tensor], Mapping[str, Leaf]]
+"""(module, inputs, grad of the output) -> a leaf for each of the module's own parameters."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the parameters of one module type get their per-sample updates.
+
+    Either `leaves` (from the module's first input and its output's gradient) or `forward`, a forward pass
+    of the same value that marks each place where a parameter enters. `applies` may decline a module whose
+    settings the rule does not cover; it then falls back to vmap.
+    """
+
+    leaves: Leaves | None = None
+    forward: Callable[..., Any] | None = None
+    batch_anywhere: bool = False
+    """Whether the batch may be any leading dimension (a linear layer's) or must be the first."""
+    applies: Callable[[Any], bool] = lambda module: True
+
+
+_rules: dict[type[nn.Module], Rule] = {}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def rule(
+    *types: type[nn.Module],
+    batch_anywhere: bool = False,
+    applies: Callable[[Any], bool] = lambda module: True,
+) -> Callable[[F], F]:
+    """Register the per-sample rule of a module type; a later one replaces an earlier one.
+
+    >>> import torch
+    >>> from gnomon.updates import Dense, gradients
+    >>> class Scale(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.factor = nn.Parameter(torch.ones(3))
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> @rule(Scale)
+    ... def scale(module, inputs, grad):
+    ...     return {"factor": Dense(grad * inputs)}
+    >>> loss = lambda outputs, targets: (outputs * targets).sum(1)
+    >>> gradients(Scale(), loss, torch.ones(2, 3), torch.ones(2, 3)).norms()
+    tensor([1.7321, 1.7321], dtype=torch.float64)
+    """
+
+    def register(leaves: F) -> F:
+        for kind in types:
+            _rules[kind] = Rule(leaves=leaves, batch_anywhere=batch_anywhere, applies=applies)
+        return leaves
+
+    return register
+
+
+def forward_rule(
+    *types: type[nn.Module], applies: Callable[[Any], bool] = lambda module: True
+) -> Callable[[F], F]:
+    """Register a forward pass `(module, tap, *args, **kwargs)` that marks where parameters enter.
+
+    For modules whose own kernel hides that, such as attention and recurrent layers.
+    """
+
+    def register(forward: F) -> F:
+        for kind in types:
+            _rules[kind] = Rule(forward=forward, batch_anywhere=True, applies=applies)
+        return forward
+
+    return register
+
+
+def find_rule(module: nn.Module) -> Rule | None:
+    """The rule of a module, or None. A subclass that changes `forward` does not inherit one.
+
+    >>> find_rule(nn.Linear(2, 2)) is not None, find_rule(nn.PReLU()) is None
+    (True, True)
+    """
+    for kind in type(module).__mro__:
+        if kind in _rules:
+            found = _rules[kind]
+            same = getattr(type(module), "forward", None) is getattr(kind, "forward", None)
+            return found if same and found.applies(module) else None
+    return None

@@ -1,0 +1,96 @@
+"""Per-sample updates of a whole model: a leaf for each parameter, and four operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gnomon.updates.leaves import Leaf
+
+
+class Updates:
+    """What each sample would change, for every trainable parameter of a model.
+
+    Leaves are visited one at a time, so no operation but `dense` ever holds samples x parameters.
+
+    >>> from torch import nn
+    >>> from gnomon.updates import gradients
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> loss = lambda outputs, targets: ((outputs - targets) ** 2).sum(1)
+    >>> updates = gradients(model, loss, torch.randn(4, 2), torch.randn(4, 1))
+    >>> len(updates), updates.names, updates.norms().shape, updates.gram(updates).shape
+    (4, ('weight',), torch.Size([4]), torch.Size([4, 4]))
+    """
+
+    def __init__(self, leaves: Mapping[str, Leaf], losses: Tensor) -> None:
+        self.leaves = dict(leaves)
+        self.losses = losses
+        """The per-sample losses, detached, (B,)."""
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameter names, in the order of `model.named_parameters()`."""
+        return tuple(self.leaves)
+
+    def norms(self) -> Tensor:
+        """Each sample's norm over all parameters, float64, (B,)."""
+        return self.norms_by_parameter().square().sum(1).sqrt()
+
+    def norms_by_parameter(self) -> Tensor:
+        """Each sample's norm for each parameter, float64, (B, number of parameters)."""
+        if not self.leaves:
+            return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
+        return torch.stack([leaf.square_norms() for leaf in self.leaves.values()], 1).sqrt_()
+
+    def gram(self, other: Updates) -> Tensor:
+        """Inner products of every sample here with every sample of `other`, (B, B')."""
+        if other.names != self.names:
+            raise ValueError(
+                f"gram needs updates of the same parameters; here {self.names}, there {other.names}"
+            )
+        total = self.losses.new_zeros(len(self), len(other))
+        for name, leaf in self.leaves.items():
+            total += leaf.gram(other.leaves[name])
+        return total
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """`sum_i w_i g_i` by parameter name.
+
+        `weights` is (B,), or (B, number of parameters) with a column for each name. A sample of weight
+        zero is left out altogether, so that a non-finite update of weight zero adds nothing.
+        """
+        allowed = ((len(self),), (len(self), len(self.leaves)))
+        if tuple(weights.shape) not in allowed:
+            raise ValueError(f"weights of shape {tuple(weights.shape)}: give {allowed[0]} or {allowed[1]}")
+        table = weights[:, None] if weights.dim() == 1 else weights
+        used = (table != 0).any(1)
+        chosen = None if bool(used.all()) else used.nonzero().squeeze(1)
+        if chosen is not None:
+            table = table[chosen]
+        sums = {}
+        for column, (name, leaf) in enumerate(self.leaves.items()):
+            part = leaf if chosen is None else leaf.select(chosen)
+            weight = table[:, column if weights.dim() == 2 else 0].to(leaf.like.dtype)
+            sums[name] = part.weighted_sum(weight)
+        return sums
+
+    def dense(self) -> Tensor:
+        """The (B, p) matrix; columns as in `model.named_parameters()`. For tests and small problems."""
+        if not self.leaves:
+            return self.losses.new_zeros(len(self), 0)
+        return torch.cat(
+            [leaf.dense().reshape(len(self), leaf.shape.numel()) for leaf in self.leaves.values()], 1
+        )
+
+    def select(self, index: Tensor) -> Updates:
+        """The updates of the samples `index` alone."""
+        return Updates({name: leaf.select(index) for name, leaf in self.leaves.items()}, self.losses[index])
+
+    def __repr__(self) -> str:
+        forms = ", ".join(f"{name}: {type(leaf).__name__}" for name, leaf in self.leaves.items())
+        return f"Updates of {len(self)} samples ({forms})"

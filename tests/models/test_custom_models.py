@@ -1,0 +1,66 @@
+"""A model named "package.module:Class" is imported and called, and what goes wrong is explained."""
+
+import pytest
+import torch
+
+from gnomon.models import build
+from gnomon.validate import SettingError
+
+MODULE = """
+from torch import nn
+
+class Plain(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+class Sized(nn.Linear):
+    def __init__(self, *, classes, input_shape):
+        super().__init__(input_shape[0], classes)
+
+def classes_only(classes, bias=False):
+    return nn.Linear(4, classes, bias=bias)
+
+def anything(**settings):
+    return nn.Linear(settings["input_shape"][0], settings["classes"])
+
+def needy(depth):
+    return nn.Linear(depth, 2)
+
+def no_model():
+    return "a string"
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "my_models_for_test.py").write_text(MODULE)
+    (tmp_path / "my_broken_for_test.py").write_text("import a_module_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("maker", ["Plain", "Sized", "classes_only", "anything"])
+def test_own_models_get_the_settings_their_signature_takes(maker):
+    model = build(f"my_models_for_test:{maker}", (4,), 3, seed=1)
+    again = build(f"my_models_for_test:{maker}", (4,), 3, seed=1)
+    assert model(torch.zeros(2, 4)).shape == (2, 3)
+    assert torch.equal(model.weight, again.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_models_for_test:", "package.module:Class"),
+        (":Plain", "package.module:Class"),
+        ("no_such_module:Plain", "No module named 'no_such_module'.*PYTHONPATH"),
+        ("my_broken_for_test:Plain", "a_module_nobody_has"),
+        ("my_models_for_test:Missing", "my_models_for_test defines; it has no 'Missing'"),
+        ("my_models_for_test:number", "a class or a function, not int"),
+        ("my_models_for_test:needy", "this one needs depth"),
+        ("my_models_for_test:no_model", "torch.nn.Module, not str"),
+    ],
+)
+def test_a_name_that_gives_no_model_is_explained(name, message):
+    with pytest.raises(SettingError, match=message):
+        build(name, (4,), 3)
