@@ -16,8 +16,9 @@ class ClipRule(Protocol):
 
     `weights(norms, bound)` gets each sample's norms by block, float64, (B, blocks): one column for each
     parameter tensor, or a single one in subspace coordinates. It returns (B, 1), one weight a sample, or
-    (B, blocks), such that `|(w_i1 n_i1, w_i2 n_i2, ...)| <= bound` for every sample. Norms may be zero, denormal, huge or
-    non-finite; a non-finite norm gets the weight zero. The release checks all of this again.
+    (B, blocks), such that `|(w_i1 n_i1, w_i2 n_i2, ...)| <= bound` for every sample. Norms may be zero,
+    denormal, huge or non-finite; a non-finite norm gets the weight zero. The release checks all of this
+    again.
     """
 
     @property

@@ -54,7 +54,9 @@ class SecureNoise:
     def uniform(self, count: int) -> Tensor:
         # the upper 53 bits of each word: every multiple of 2^-53 in [0, 1) is equally likely
         words = self._words(count)
-        return torch.from_numpy(words).bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+        return (
+            torch.from_numpy(words).bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+        )
 
     def _words(self, count: int) -> NDArray[np.int64]:
         """Fresh 64-bit words of the keystream."""

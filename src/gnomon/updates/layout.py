@@ -6,8 +6,6 @@ positions of a sequence for samples whenever there happen to be as many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.recorder import Key, Mark, Recorder, call, differentiable, tensors
+from gnomon.updates.untouched import untouched
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def forget(model: nn.Module) -> None:
 
 
 def _probe(model: nn.Module, inputs: Any) -> Layout:
-    with _untouched(model), torch.enable_grad():
+    with untouched(model), torch.enable_grad():
         two, outputs = _run(model, inputs, 2)
         three, outputs_of_three = _run(model, inputs, 3)
     if [mark.key for mark in two] != [mark.key for mark in three]:
@@ -109,18 +108,3 @@ def _outside(marks: list[Mark], outputs: list[Tensor], names: dict[nn.Parameter,
             ends = [node(x) for x in mark.inputs if x.requires_grad]
             found |= parameters_used(starts, names, ends, jumps) - set(mark.parameters.values())
     return found
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Puts buffers and the random state back as they were."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in before and before[name].shape == buffer.shape:
-                    buffer.copy_(before[name])

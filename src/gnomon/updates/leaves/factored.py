@@ -18,7 +18,7 @@ class Factored(Leaf):
     >>> leaf = Factored(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0]]]]), torch.Size([1, 2]))
     >>> leaf.dense()
     tensor([[[3., 6.]]])
-    >>> leaf.square_norms()
+    >>> leaf.square_norms().round()
     tensor([45.], dtype=torch.float64)
     """
 

@@ -1,0 +1,23 @@
+"""What a run costs in privacy, and how much noise a budget asks for."""
+
+from gnomon.accounting.account import Account
+from gnomon.accounting.adjacency import Adjacency
+from gnomon.accounting.calibrate import noise_multiplier
+from gnomon.accounting.epsilon import Accountant, epsilon
+from gnomon.accounting.result import Epsilon
+from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.truncated import TruncatedPoisson
+
+__all__ = [
+    "Account",
+    "Accountant",
+    "Adjacency",
+    "Epsilon",
+    "FullBatch",
+    "Poisson",
+    "Sampling",
+    "Shuffled",
+    "TruncatedPoisson",
+    "epsilon",
+    "noise_multiplier",
+]

@@ -1,0 +1,133 @@
+"""The account of one run: what has been spent, and how far the budget goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gnomon import validate
+from gnomon.accounting import bounds, search
+from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler, epsilon
+from gnomon.accounting.result import Epsilon
+from gnomon.accounting.run import Run
+from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.truncated import TruncatedPoisson
+
+MOST_STEPS = 10**9
+KINDS: dict[str, type[Sampling]] = {
+    "poisson": Poisson,
+    "truncated-poisson": TruncatedPoisson,
+    "full-batch": FullBatch,
+    "shuffled": Shuffled,
+}
+
+
+class Account:
+    """Counts the steps of a run and says what they cost. Charge before the noise is drawn, never after.
+
+    >>> account = Account(Poisson(0.025), noise_multiplier=10.0)
+    >>> account.charge(3200)
+    >>> account.epsilon(1e-5)
+    epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)
+    """
+
+    def __init__(
+        self,
+        sampler: Sampling,
+        noise_multiplier: float,
+        adjacency: str | None = None,
+        accountant: Accountant = "pld",
+    ) -> None:
+        self.sampler = chosen_sampler(None, sampler)
+        self.noise_multiplier = validate.non_negative("noise_multiplier", noise_multiplier)
+        self.adjacency = self.sampler.adjacency(adjacency)
+        self.accountant = chosen_accountant(accountant)
+        bounds.supported(self.accountant, self.sampler, self.adjacency)
+        self._steps = 0
+        self._known: dict[tuple[int, float], Epsilon] = {}
+
+    @property
+    def steps(self) -> int:
+        """The steps charged so far."""
+        return self._steps
+
+    def charge(self, steps: int = 1) -> None:
+        """Record that `steps` noisy sums are about to be released."""
+        self._steps += validate.whole("steps", steps)
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What the charged steps cost. The same question is answered from memory."""
+        return self._at(self._steps, validate.probability("delta", delta))
+
+    def affordable(self, target_epsilon: float, delta: float) -> int:
+        """The largest total number of steps, charged ones included, that keeps epsilon at most the target.
+
+        The answer is at most 10**9.
+
+        >>> Account(Poisson(0.05), noise_multiplier=2.0, accountant="rdp").affordable(2.0, 1e-5)
+        268
+        """
+        target = validate.positive("target_epsilon", target_epsilon)
+        delta = validate.probability("delta", delta)
+
+        def rough(steps: int) -> bool:
+            return self._bound(steps, delta, coarser=10.0) <= target
+
+        def fits(steps: int) -> bool:
+            return self._at(steps, delta) <= target
+
+        start = search.last(rough, 1, 1, MOST_STEPS)
+        return search.last(fits, start, max(1, start // 500), MOST_STEPS)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What was released, as plain values: one entry, or none before the first charge."""
+        if not self._steps:
+            return []
+        entry = {"sampler": self.sampler.name, "q": self.sampler.rate if self.sampler.amplified else None}
+        return [
+            entry
+            | {"noise_multiplier": self.noise_multiplier, "steps": self._steps, "adjacency": self.adjacency}
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The account as plain values, for JSON.
+
+        >>> Account.from_dict(Account(Shuffled(40), 2.0).to_dict()).sampler
+        Shuffled(steps_per_epoch=40)
+        """
+        kind = next(name for name, one in KINDS.items() if type(self.sampler) is one)
+        return {
+            "sampler": {"kind": kind} | asdict(self.sampler),  # type: ignore[call-overload]
+            "noise_multiplier": self.noise_multiplier,
+            "adjacency": self.adjacency,
+            "accountant": self.accountant,
+            "steps": self._steps,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Account:
+        """The account that `to_dict` described. Every value is checked again."""
+        try:
+            fields = dict(values["sampler"])
+            sampler = KINDS[fields.pop("kind")](**fields)
+            account = cls(sampler, values["noise_multiplier"], values["adjacency"], values["accountant"])
+            account._steps = validate.whole("steps", values["steps"], least=0)
+        except (KeyError, TypeError) as error:
+            raise validate.SettingError("values", values, f"what to_dict returned ({error!r})") from error
+        return account
+
+    def _bound(self, steps: int, delta: float, coarser: float = 1.0) -> float:
+        run = Run(self.sampler, self.noise_multiplier, steps, delta, self.adjacency)
+        return bounds.bound(self.accountant, run, coarser).value
+
+    def _at(self, steps: int, delta: float) -> Epsilon:
+        if (steps, delta) not in self._known:
+            self._known[steps, delta] = epsilon(
+                noise_multiplier=self.noise_multiplier,
+                steps=steps,
+                delta=delta,
+                sampler=self.sampler,
+                accountant=self.accountant,
+                adjacency=self.adjacency,
+            )
+        return self._known[steps, delta]

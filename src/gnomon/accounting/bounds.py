@@ -1,0 +1,103 @@
+"""One number for one accountant, and which looser bound stands in where the tight one is out of reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gnomon.accounting import gaussian, pld, renyi
+from gnomon.accounting.adjacency import Adjacency
+from gnomon.accounting.run import Run
+from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.truncated import TruncatedPoisson
+from gnomon.validate import SettingError
+
+APPROXIMATE = "the Gaussian limit is an approximation and may lie below the true epsilon: not a bound"
+LOOSER = "PLD is out of reach for these settings; this is a looser bound"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An epsilon and where it came from."""
+
+    value: float
+    accountant: str
+    note: str = ""
+    guarantee: bool = True
+
+
+def bound(accountant: str, run: Run, coarser: float = 1.0) -> Bound:
+    """Epsilon by the named accountant. `coarser` widens the PLD grid, for searches.
+
+    >>> from gnomon.accounting.sampling import Poisson
+    >>> bound("rdp-classic", Run(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove")).accountant
+    'RDP classic'
+    """
+    supported(accountant, run.sampler, run.adjacency)
+    name, answer = ACCOUNTANTS[accountant]
+    if run.steps == 0:
+        return Bound(0.0, name, "no steps")
+    if run.noise_multiplier == 0:
+        return Bound(math.inf, name, "no noise")
+    return answer(run, coarser)
+
+
+def supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:
+    """An error if the accountant cannot answer for this sampler and adjacency.
+
+    >>> from gnomon.accounting.sampling import Poisson
+    >>> supported("pld", Poisson(0.1), "replace-one")
+    """
+    if accountant == "pld" or not sampler.amplified:
+        return
+    if isinstance(sampler, TruncatedPoisson):
+        raise SettingError("accountant", accountant, "'pld', the only one for truncated Poisson sampling")
+    if adjacency == "replace-one":
+        allowed = "'pld' for Poisson sampling with replace-one, or adjacency='add-remove' or 'zero-out'"
+        raise SettingError("accountant", accountant, allowed)
+
+
+def _pld(run: Run, coarser: float) -> Bound:
+    """The PLD bound; where the grid is too wide or none will do, the smallest of all valid bounds."""
+    if not run.sampler.amplified:
+        return Bound(gaussian.exact(run.multiplier, run.uses, run.delta), "exact Gaussian")
+    if -math.expm1(run.steps * math.log1p(-min(run.sampler.rate, 1 - 1e-16))) <= run.delta:
+        return Bound(0.0, "PLD", "delta covers the chance that a record is ever drawn")
+    found = Bound(math.inf, "PLD")
+    grid = pld.grid(run, coarser)
+    if grid is not None:
+        found = Bound(pld.epsilon(run, grid.interval), "PLD")
+        if not grid.widened and math.isfinite(found.value):
+            return found
+    # A record that takes another one's place in a full batch moves the sum by 2.
+    truncated = isinstance(run.sampler, TruncatedPoisson)
+    multiplier = run.noise_multiplier / 2 if truncated else run.multiplier
+    plain = gaussian.exact(multiplier, run.steps, run.delta)
+    others = [Bound(plain, "Gaussian without amplification", LOOSER)]
+    if not truncated and run.adjacency != "replace-one":
+        others.append(Bound(_rdp(run).value, "RDP", LOOSER))
+    return min([found, *others], key=lambda one: one.value)
+
+
+def _rdp(run: Run, coarser: float = 1.0) -> Bound:
+    return Bound(renyi.improved(run.event(run.multiplier), run.steps, run.delta), "RDP")
+
+
+def _classic(run: Run, coarser: float) -> Bound:
+    return Bound(renyi.classic(run.multiplier, run.uses, run.delta, run.sampler.rate), "RDP classic")
+
+
+def _gdp(run: Run, coarser: float) -> Bound:
+    if not run.sampler.amplified:
+        return Bound(gaussian.exact(run.multiplier, run.uses, run.delta), "exact Gaussian")
+    limit = gaussian.limit(run.multiplier, run.steps, run.delta, run.sampler.rate)
+    return Bound(limit, "GDP limit", APPROXIMATE, guarantee=False)
+
+
+ACCOUNTANTS: dict[str, tuple[str, Callable[[Run, float], Bound]]] = {
+    "pld": ("PLD", _pld),
+    "rdp": ("RDP", _rdp),
+    "rdp-classic": ("RDP classic", _classic),
+    "gdp": ("GDP", _gdp),
+}

@@ -1,0 +1,150 @@
+"""How records get into a step, as far as accounting is concerned.
+
+Every number here is declared and public. Nothing looks at the length of a data set.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import dp_accounting
+
+from gnomon import validate
+from gnomon.accounting.adjacency import Adjacency, checked
+
+
+class Sampling(ABC):
+    """A way to sample records. Holds what may be claimed for it, and the event to account for."""
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add-remove", "zero-out", "replace-one")
+    default_adjacency: ClassVar[Adjacency] = "add-remove"
+    refusal: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The text used in statements."""
+
+    @property
+    @abstractmethod
+    def amplified(self) -> bool:
+        """Whether sampling makes the guarantee stronger than the noise alone does."""
+
+    @abstractmethod
+    def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        """What `steps` steps release, in the words of dp-accounting."""
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a record joins a step that can read it."""
+        return 1.0
+
+    def uses(self, steps: int) -> int:
+        """How many of the steps can read one record, at most."""
+        return steps
+
+    def adjacency(self, wanted: object = None) -> Adjacency:
+        """The wanted adjacency, or the default one; an error if no claim can be made for it.
+
+        >>> FullBatch().adjacency()
+        'add-remove'
+        """
+        if wanted is None:
+            return self.default_adjacency
+        found = checked(wanted)
+        if found not in self.adjacencies:
+            allowed = " or ".join(map(repr, self.adjacencies))
+            raise validate.SettingError("adjacency", wanted, f"{allowed} with {self.name}{self.refusal}")
+        return found
+
+
+@dataclass(frozen=True)
+class Poisson(Sampling):
+    """Every record joins a step on its own with probability `sample_rate`.
+
+    Empty batches are released too, as pure noise. Zero-out costs the same as add-remove.
+
+    >>> Poisson(0.025).name
+    'Poisson q = 0.025'
+    """
+
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_rate", validate.sample_rate("sample_rate", self.sample_rate))
+
+    @property
+    def name(self) -> str:
+        return f"Poisson q = {self.sample_rate:.6g}"
+
+    @property
+    def amplified(self) -> bool:
+        return self.sample_rate < 1
+
+    @property
+    def rate(self) -> float:
+        return self.sample_rate
+
+    def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        one = dp_accounting.PoissonSampledDpEvent(
+            self.sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+        return dp_accounting.SelfComposedDpEvent(one, steps)
+
+
+@dataclass(frozen=True)
+class FullBatch(Sampling):
+    """Every record is in every step: Gaussian noise and nothing else.
+
+    >>> FullBatch().uses(100)
+    100
+    """
+
+    @property
+    def name(self) -> str:
+        return "full batch"
+
+    @property
+    def amplified(self) -> bool:
+        return False
+
+    def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), steps)
+
+
+@dataclass(frozen=True)
+class Shuffled(Sampling):
+    """Every record is in one batch an epoch, in fixed or shuffled order, and no amplification is claimed.
+
+    Adding a record would shift the blocks after it, so add-remove is refused. With zero-out one record
+    moves one release an epoch, hence `steps` cost as much as `ceil(steps / steps_per_epoch)` full batches.
+
+    >>> Shuffled(steps_per_epoch=40).uses(1200)
+    30
+    """
+
+    steps_per_epoch: int
+
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero-out", "replace-one")
+    default_adjacency: ClassVar[Adjacency] = "zero-out"
+    refusal: ClassVar[str] = ", because adding a record shifts the batches after it"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps_per_epoch", validate.whole("steps_per_epoch", self.steps_per_epoch))
+
+    @property
+    def name(self) -> str:
+        return f"shuffled, {self.steps_per_epoch} steps an epoch, no amplification"
+
+    @property
+    def amplified(self) -> bool:
+        return False
+
+    def uses(self, steps: int) -> int:
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        return FullBatch().event(noise_multiplier, self.uses(steps))

@@ -1,0 +1,22 @@
+"""Records: sources, the public/private split, and sampling."""
+
+from gnomon.data.fingerprint import fingerprints, overlap
+from gnomon.data.loader import Loader
+from gnomon.data.sampling import positions
+from gnomon.data.sources import NAMES, DataError, Records, Source, load
+from gnomon.data.split import Split, check_disjoint, public_private
+
+__all__ = [
+    "NAMES",
+    "DataError",
+    "Loader",
+    "Records",
+    "Source",
+    "Split",
+    "check_disjoint",
+    "fingerprints",
+    "load",
+    "overlap",
+    "positions",
+    "public_private",
+]

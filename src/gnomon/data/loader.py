@@ -1,0 +1,64 @@
+"""Takes records out of whatever the user holds: tensors, Records, or any torch Dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import default_collate
+
+from gnomon.data.sources import Records
+
+
+class Loader:
+    """Batches by position.
+
+    >>> Loader((torch.eye(3), torch.tensor([0, 1, 2]))).take(torch.tensor([2, 0]))[1]
+    tensor([2, 0])
+    """
+
+    def __init__(self, data: Any, name: str = "train", device: torch.device | None = None) -> None:
+        self._device = device
+        if isinstance(data, Records):
+            data = (data.inputs, data.targets)
+        self._tensors = isinstance(data, tuple | list) and len(data) == 2 and _all_tensors(data)
+        self._data: Any = tuple(data) if self._tensors else data
+        if self._tensors:
+            sizes = {len(t) for t in pytree.tree_leaves(self._data)}
+            if len(sizes) != 1:
+                raise ValueError(
+                    f"{name} holds inputs and targets of {sorted(sizes)} records: they must agree"
+                )
+            self._size = sizes.pop()
+        elif isinstance(data, Sized) and hasattr(data, "__getitem__"):
+            self._size = len(data)
+        else:
+            raise TypeError(
+                f"{name} = {type(data).__name__} cannot be read: give (inputs, targets) tensors, Records, "
+                "or a torch Dataset with a length whose items are (input, target)"
+            )
+        if self._size == 0:
+            raise ValueError(f"{name} is empty: give at least one record")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, positions: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of some records; none give tensors of length zero."""
+        if self._tensors:
+            inputs, targets = pytree.tree_map(lambda t: t[positions.to(t.device)], self._data)
+        else:
+            chosen = positions.tolist() or [0]
+            inputs, targets = default_collate([self._data[i] for i in chosen])
+            if not len(positions):
+                inputs, targets = pytree.tree_map(lambda t: t[:0], (inputs, targets))
+        if self._device is not None:
+            inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), (inputs, targets))
+        return inputs, targets
+
+
+def _all_tensors(tree: Any) -> bool:
+    return all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))

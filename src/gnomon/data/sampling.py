@@ -1,0 +1,62 @@
+"""Draws the records of each step, as the declared sampling says.
+
+The number of records decides which positions there are; rates and divisors are declared elsewhere and
+never derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.release import NoiseSource
+from gnomon.validate import SettingError
+
+
+def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+    """The positions of each step's records, step after step without end.
+
+    >>> from gnomon.release import SeededNoise
+    >>> drawn = positions(Shuffled(steps_per_epoch=2), 5, SeededNoise(0))
+    >>> sorted(torch.cat([next(drawn), next(drawn)]).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    if isinstance(sampling, TruncatedPoisson):
+        while True:
+            chosen = poisson(sampling.sample_rate, records, randomness)
+            kept = shuffle(len(chosen), randomness)[: sampling.max_batch_size]
+            yield chosen if len(chosen) <= sampling.max_batch_size else chosen[kept]
+    elif isinstance(sampling, Poisson):
+        while True:
+            yield poisson(sampling.sample_rate, records, randomness)
+    elif isinstance(sampling, FullBatch):
+        while True:
+            yield torch.arange(records)
+    elif isinstance(sampling, Shuffled):
+        while True:
+            yield from shuffle(records, randomness).tensor_split(sampling.steps_per_epoch)
+    else:
+        raise SettingError("sampler", sampling, "Poisson, TruncatedPoisson, FullBatch or Shuffled")
+
+
+def poisson(sample_rate: float, records: int, randomness: NoiseSource) -> Tensor:
+    """Each position on its own with probability `sample_rate`; possibly none.
+
+    >>> from gnomon.release import SeededNoise
+    >>> len(poisson(1.0, 3, SeededNoise(0)))
+    3
+    """
+    return (randomness.uniform(records) < sample_rate).nonzero().squeeze(1)
+
+
+def shuffle(records: int, randomness: NoiseSource) -> Tensor:
+    """All positions in random order.
+
+    >>> from gnomon.release import SeededNoise
+    >>> sorted(shuffle(3, SeededNoise(0)).tolist())
+    [0, 1, 2]
+    """
+    return randomness.uniform(records).argsort()

@@ -1,0 +1,8 @@
+"""Training: the private loop, its refusals and its privacy statement."""
+
+from gnomon.training.evaluate import evaluate
+from gnomon.training.refusals import NotPrivate
+from gnomon.training.statement import Statement
+from gnomon.training.trainer import BudgetExhausted, Result, Trainer
+
+__all__ = ["BudgetExhausted", "NotPrivate", "Result", "Statement", "Trainer", "evaluate"]

@@ -1,0 +1,52 @@
+"""Loss and accuracy of a model on held-out records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.data import Loader
+from gnomon.updates import Loss
+from gnomon.updates.recorder import call
+from gnomon.updates.untouched import untouched
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) -> dict[str, float]:
+    """Mean loss, and accuracy where outputs are class scores for whole-number targets.
+
+    The model is in evaluation mode meanwhile and in its own again afterwards.
+
+    >>> model = nn.Identity()
+    >>> loss = nn.CrossEntropyLoss(reduction="none")
+    >>> evaluate(model, loss, (torch.eye(2) * 9, torch.tensor([0, 1])))["accuracy"]
+    1.0
+    """
+    device = next((p.device for p in model.parameters()), None)
+    loader = Loader(data, "validation", device)
+    total, right, scored = 0.0, 0, True
+    with untouched(model):
+        model.eval()
+        for positions in torch.arange(len(loader)).split(batch_size):
+            inputs, targets = loader.take(positions)
+            outputs = call(model, inputs)
+            total += float(loss(outputs, targets).double().sum())
+            scored = scored and _are_scores(outputs, targets)
+            if scored:
+                right += int((outputs.argmax(1) == targets).sum())
+    found = {"loss": total / len(loader)}
+    if scored:
+        found["accuracy"] = right / len(loader)
+    return found
+
+
+def _are_scores(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and outputs.dim() == 2
+        and targets.dim() == 1
+        and not targets.is_floating_point()
+    )

@@ -1,0 +1,124 @@
+"""The privacy statement: what is claimed, about whom, and what is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gnomon.accounting import Epsilon
+
+NOT_COVERED = (
+    "Choosing hyper-parameters by results on the private data: each run that was looked at counts.",
+    "Values logged under 'unprotected/' (training loss, clipped fraction): keep them with the data holder.",
+    "People in the validation set: their scores are computed without noise.",
+    "Floating point: noise is formed in float64 and rounded to a grid, which resists the known attacks, "
+    "but the proof is for real numbers.",
+    "Side channels such as running time, and everything outside the training run.",
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a run may claim. `text()` is for people, `json()` for machines.
+
+    >>> from gnomon.accounting import epsilon
+    >>> spent = epsilon(noise_multiplier=10.0, sample_rate=0.025, steps=3200, delta=1e-5)
+    >>> print(Statement.of(spent, method="dp-sgd", max_grad_norm=1.0, expected_batch_size=250,
+    ...                    private_noise=True).text().splitlines()[2])
+    epsilon = 0.500, delta = 1e-05
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    sampler: str
+    accountant: str
+    noise_multiplier: float
+    max_grad_norm: float
+    expected_batch_size: float
+    steps: int
+    method: str
+    guarantee: bool
+    caveats: tuple[str, ...]
+    not_covered: tuple[str, ...] = NOT_COVERED
+
+    @classmethod
+    def of(
+        cls,
+        spent: Epsilon,
+        *,
+        method: str,
+        max_grad_norm: float,
+        expected_batch_size: float,
+        private_noise: bool,
+    ) -> Statement:
+        """The statement for what has been spent."""
+        caveats = []
+        if not private_noise:
+            caveats.append("not private: seeded noise. Whoever knows the seed can subtract the noise.")
+        if float(spent) == float("inf"):
+            caveats.append("not private: no noise was added.")
+        if not spent.guarantee:
+            caveats.append(f"not a guarantee: {spent.note}")
+        elif spent.note and spent.steps and spent.noise_multiplier:
+            caveats.append(spent.note)
+        return cls(
+            epsilon=float(spent),
+            delta=spent.delta,
+            unit="one record",
+            adjacency=spent.adjacency,
+            sampler=spent.sampler,
+            accountant=spent.accountant,
+            noise_multiplier=spent.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            steps=spent.steps,
+            method=method,
+            guarantee=spent.guarantee and private_noise and float(spent) < float("inf"),
+            caveats=tuple(caveats),
+        )
+
+    def text(self) -> str:
+        """The statement in plain words."""
+        claim = (
+            "The trained model is differentially private with"
+            if self.guarantee
+            else "NO GUARANTEE. By the numbers alone the run would have"
+        )
+        neighbours = {
+            "add-remove": "one record is added or removed",
+            "zero-out": "one record counts or counts as nothing",
+            "replace-one": "one record is replaced by another",
+        }
+        lines = [
+            "PRIVACY STATEMENT",
+            claim,
+            f"epsilon = {self.epsilon:.3f}, delta = {self.delta:g}",
+            "",
+            f"  protected unit        {self.unit}",
+            f"  neighbouring data     {neighbours.get(self.adjacency, self.adjacency)} ({self.adjacency})",
+            f"  sampling              {self.sampler}",
+            f"  accountant            {self.accountant}",
+            f"  noise multiplier      {self.noise_multiplier:.6g}",
+            f"  clip bound            {self.max_grad_norm:g}",
+            f"  divisor               {self.expected_batch_size:g} (declared, not counted)",
+            f"  noisy steps released  {self.steps}",
+            f"  method                {self.method}",
+        ]
+        lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
+        lines += ["", "Not covered:", *(f"  - {item}" for item in self.not_covered)]
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an infinite epsilon is None, since JSON has no infinity."""
+        values = asdict(self)
+        values["epsilon"] = self.epsilon if self.epsilon < float("inf") else None
+        return values
+
+    def json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def __str__(self) -> str:
+        return self.text()

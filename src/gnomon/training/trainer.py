@@ -1,0 +1,312 @@
+"""The trainer: records -> updates -> weights -> release -> step."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils import _pytree as pytree
+from tqdm.auto import tqdm
+
+from gnomon import methods, validate
+from gnomon.accounting import Epsilon, Sampling
+from gnomon.accounting.epsilon import Accountant
+from gnomon.data import Loader, positions
+from gnomon.release import Door, NoiseSource, SecureNoise
+from gnomon.training.evaluate import evaluate
+from gnomon.training.interrupt import StopRequest
+from gnomon.training.plan import plan
+from gnomon.training.refusals import refuse_batch_norm, refuse_dependence, refuse_foreign_parameters
+from gnomon.training.statement import Statement
+from gnomon.updates import Loss, per_sample
+from gnomon.updates.gradients import batch_size
+
+Record = dict[str, float | int]
+"""One line of metrics."""
+
+
+class BudgetExhausted(RuntimeError):
+    """One more step would cost more than the target epsilon allows."""
+
+
+@dataclass
+class Result:
+    """What `fit` did."""
+
+    steps: int
+    epsilon: Epsilon
+    stopped: str
+    """"finished", "budget" or "interrupted"."""
+    history: list[Record] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains a model under differential privacy.
+
+    `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
+    declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
+    to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget.
+
+    >>> from gnomon.release import SeededNoise
+    >>> model = nn.Linear(2, 2)
+    >>> trainer = Trainer(
+    ...     model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.5),
+    ...     max_grad_norm=1.0, sample_rate=0.1, expected_batch_size=10,
+    ...     target_epsilon=1.0, target_delta=1e-5, epochs=1, noise=SeededNoise(0), progress=False)
+    >>> result = trainer.fit((torch.randn(100, 2), torch.randint(0, 2, (100,))))
+    >>> result.steps, result.stopped, trainer.epsilon() <= 1.0
+    (10, 'finished', True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: Optimizer,
+        *,
+        method: methods.Method | None = None,
+        max_grad_norm: float = 1.0,
+        expected_batch_size: float,
+        target_delta: float,
+        sample_rate: float | None = None,
+        sampler: Sampling | None = None,
+        target_epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        accountant: Accountant = "pld",
+        adjacency: str | None = None,
+        max_physical_batch_size: int | None = None,
+        scheduler: LRScheduler | None = None,
+        scheduler_every: str = "epoch",
+        ema_decay: float | None = None,
+        noise: NoiseSource | None = None,
+        example: tuple[Any, Any] | None = None,
+        progress: bool = True,
+    ) -> None:
+        refuse_batch_norm(model)
+        refuse_foreign_parameters(model, optimizer)
+        self.model, self.optimizer = model, optimizer
+        self.loss = per_sample(loss)
+        self.method = method or methods.dp_sgd()
+        self.noise = noise or SecureNoise()
+        self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm)
+        self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
+        self.plan = plan(
+            sample_rate=sample_rate,
+            sampler=sampler,
+            expected_batch_size=self.expected_batch_size,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            sigma=noise_multiplier,
+            epochs=epochs,
+            steps=steps,
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+        self.account = self.plan.account
+        self.max_physical_batch_size = (
+            None
+            if max_physical_batch_size is None
+            else validate.whole("max_physical_batch_size", max_physical_batch_size)
+        )
+        if scheduler_every not in ("epoch", "step"):
+            raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
+        self.scheduler, self.scheduler_every = scheduler, scheduler_every
+        self.progress = progress
+        self.average = _averaged(model, ema_decay)
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._drawn = 0
+        self._independent = False
+        if example is not None:
+            self._check_independence(*example)
+
+    # -- what it costs ---------------------------------------------------------------------------
+
+    def epsilon(self) -> Epsilon:
+        """What the steps so far have cost."""
+        return self.account.epsilon(self.plan.delta)
+
+    def statement(self) -> Statement:
+        """The privacy statement for the steps so far."""
+        return Statement.of(
+            self.epsilon(),
+            method=self.method.describe(),
+            max_grad_norm=self.max_grad_norm,
+            expected_batch_size=self.expected_batch_size,
+            private_noise=self.noise.private,
+        )
+
+    # -- a loop of one's own ---------------------------------------------------------------------
+
+    def batches(self, train: Any) -> Iterator[tuple[Any, Any]]:
+        """Batches as the declared sampling draws them, until the plan or the budget ends.
+
+        A batch may be empty; hand it to `step` all the same.
+        """
+        loader = self._loader(train)
+        for chosen in positions(self.plan.sampler, len(loader), self.noise):
+            if self.account.steps >= self.plan.last:
+                return
+            self._drawn += 1
+            yield loader.take(chosen)
+
+    def step(self, inputs: Any, targets: Any) -> Record:
+        """One private step on a batch from `batches`. Returns unprotected diagnostics."""
+        if self._drawn == 0:
+            raise RuntimeError(
+                "step() needs a batch drawn by trainer.batches(data), one for each step: "
+                "the privacy accounting is about how records are sampled"
+            )
+        self._drawn -= 1
+        return self._step(_cut(inputs, targets, self.max_physical_batch_size))
+
+    # -- the whole job ---------------------------------------------------------------------------
+
+    def fit(
+        self, train: Any, validation: Any = None, on_epoch: Callable[[Record], None] | None = None
+    ) -> Result:
+        """Train to the planned number of steps, the budget, or Ctrl-C, whichever comes first.
+
+        `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs.
+        """
+        loader = self._loader(train)
+        if not self.model.training:
+            self.model.train()
+        history: list[Record] = []
+        losses: list[float] = []
+        drawn = positions(self.plan.sampler, len(loader), self.noise)
+        started = time.monotonic()
+        with StopRequest() as stop, self._bar() as bar:
+            while self.account.steps < self.plan.last and not stop.asked:
+                found = self._step(self._physical(loader, next(drawn)))
+                losses.append(float(found["unprotected/loss"]))
+                bar.update()
+                ends = self.account.steps % self.plan.steps_per_epoch == 0
+                if not (ends or stop.asked or self.account.steps == self.plan.last):
+                    continue
+                record = self._epoch_record(found, losses, validation, started)
+                history.append(record)
+                losses.clear()
+                bar.set_postfix(_shown(record))
+                if on_epoch is not None:
+                    on_epoch(record)
+                if self.scheduler is not None and self.scheduler_every == "epoch":
+                    self.scheduler.step()
+        stopped = "interrupted" if stop.asked else "finished"
+        if stopped == "finished" and self.account.steps < self.plan.steps:
+            stopped = "budget"
+        return Result(self.account.steps, self.epsilon(), stopped, history)
+
+    # -- the step itself -------------------------------------------------------------------------
+
+    def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
+        """records -> updates -> weights -> release -> step"""
+        if self.account.steps + 1 > self.plan.affordable:
+            raise BudgetExhausted(
+                f"after {self.account.steps} steps one more would exceed the target epsilon; "
+                f"spent: {self.epsilon()!r}"
+            )
+        door = Door(
+            {name: p.detach() for name, p in self._parameters.items()},
+            max_grad_norm=self.max_grad_norm,
+            noise_multiplier=self.account.noise_multiplier,
+            expected_batch_size=self.expected_batch_size,
+            noise=self.noise,
+            charge=self.account.charge,
+        )
+        loss_sum, count, clipped = 0.0, 0, 0
+        for inputs, targets in physical:
+            updates = self.method.update(self.model, self.loss, inputs, targets)
+            weights = door.admit(updates, self.method.clip)
+            loss_sum += float(updates.losses.double().sum())
+            count += len(updates)
+            clipped += int((weights < 1).any(1).sum())
+        for name, released in door.release().items():
+            self._parameters[name].grad = released
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        if self.scheduler is not None and self.scheduler_every == "step":
+            self.scheduler.step()
+        return {
+            "unprotected/loss": loss_sum / count if count else math.nan,
+            "unprotected/clipped": clipped / count if count else math.nan,
+            "unprotected/batch": count,
+        }
+
+    def _physical(self, loader: Loader, chosen: Tensor) -> Iterator[tuple[Any, Any]]:
+        for part in chosen.split(self.max_physical_batch_size or max(1, len(chosen))):
+            yield loader.take(part)
+
+    # -- small things ----------------------------------------------------------------------------
+
+    def _loader(self, train: Any) -> Loader:
+        loader = Loader(train, "train", next(iter(self._parameters.values())).device)
+        if not self._independent:
+            self._check_independence(*loader.take(torch.arange(min(6, len(loader)))))
+        return loader
+
+    def _check_independence(self, inputs: Any, targets: Any) -> None:
+        refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
+        self._independent = True
+
+    def _epoch_record(self, found: Record, losses: list[float], validation: Any, started: float) -> Record:
+        finite = [value for value in losses if math.isfinite(value)]
+        record: Record = {
+            "step": self.account.steps,
+            "epoch": self.account.steps / self.plan.steps_per_epoch,
+            "epsilon": float(self.epsilon()),
+            "seconds": time.monotonic() - started,
+            "unprotected/loss": sum(finite) / len(finite) if finite else math.nan,
+            "unprotected/clipped": found["unprotected/clipped"],
+        }
+        if validation is not None:
+            scored = self.model if self.average is None else self.average
+            scores = evaluate(scored, self.loss, validation)
+            record |= {f"validation/{name}": value for name, value in scores.items()}
+        return record
+
+    def _bar(self) -> tqdm[Any]:
+        return tqdm(
+            total=self.plan.last,
+            initial=self.account.steps,
+            unit="step",
+            disable=not self.progress,
+            dynamic_ncols=True,
+            desc=self.method.name,
+        )
+
+
+def _averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    if decay is None:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(validate.probability("ema_decay", decay)))
+
+
+def _cut(inputs: Any, targets: Any, most: int | None) -> Iterator[tuple[Any, Any]]:
+    """A batch in physical parts."""
+    size = batch_size(inputs)
+    for start in range(0, max(size, 1), most or max(size, 1)):
+        part = slice(start, start + (most or max(size, 1)))
+        yield pytree.tree_map_only(Tensor, operator.itemgetter(part), (inputs, targets))
+
+
+def _shown(record: Record) -> dict[str, str]:
+    """What the progress bar says; an asterisk marks what is not protected."""
+    names = {
+        "unprotected/loss": "loss*",
+        "validation/accuracy": "accuracy",
+        "epsilon": "epsilon",
+    }
+    return {short: f"{record[name]:.3f}" for name, short in names.items() if name in record}
