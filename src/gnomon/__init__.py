@@ -3,8 +3,15 @@
 One pipeline, `records -> updates -> weights -> release -> step`; every method is a composition of its stages.
 """
 
-from gnomon import accounting, clipping, data, methods, models, release, updates
-from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer, evaluate
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnomon import accounting, clipping, data, methods, models, release, updates
+    from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
+    from gnomon.training import evaluate as evaluate
 
 __version__ = "0.1.0"
 
@@ -23,3 +30,18 @@ __all__ = [
     "release",
     "updates",
 ]
+
+_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "updates"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a part on first use, so that `gnomon --help` does not wait for torch."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"gnomon.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module("gnomon.training"), name)
+    raise AttributeError(f"module 'gnomon' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

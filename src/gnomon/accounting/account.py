@@ -59,6 +59,16 @@ class Account:
         """What the charged steps cost. The same question is answered from memory."""
         return self._at(self._steps, validate.probability("delta", delta))
 
+    def estimate(self, delta: float) -> float:
+        """An upper bound on `epsilon`, within about a percent, in a tenth of the time: for progress bars.
+
+        >>> account = Account(Poisson(0.025), noise_multiplier=10.0)
+        >>> account.charge(3200)
+        >>> round(account.estimate(1e-5), 2)
+        0.5
+        """
+        return self._bound(self._steps, validate.probability("delta", delta), coarser=10.0)
+
     def affordable(self, target_epsilon: float, delta: float) -> int:
         """The largest total number of steps, charged ones included, that keeps epsilon at most the target.
 
@@ -76,7 +86,7 @@ class Account:
         def fits(steps: int) -> bool:
             return self._at(steps, delta) <= target
 
-        start = search.last(rough, 1, 1, MOST_STEPS)
+        start = search.last(rough, 1, 1, MOST_STEPS) if self.accountant == "pld" else 1
         return search.last(fits, start, max(1, start // 500), MOST_STEPS)
 
     def events(self) -> list[dict[str, Any]]:

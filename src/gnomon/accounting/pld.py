@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
@@ -17,7 +18,7 @@ from gnomon.accounting.adjacency import RELATIONS, sensitivity
 from gnomon.accounting.run import Run
 from gnomon.accounting.truncated import TruncatedPoisson
 
-MAX_POINTS = 500_000
+USUAL_POINTS, MAX_POINTS = 200_000, 500_000
 MAX_STEPS = 1_000_000  # dp-accounting computes size ** steps as a whole number: endless for many more
 FINEST, USUAL, COARSEST = 1e-7, 1e-4, 1.0
 SMALLEST_DELTA = 1e-10  # below, rounding in the Fourier transform is no longer small beside delta
@@ -40,8 +41,9 @@ def epsilon(run: Run, interval: float) -> float:
     0.5
     """
     accountant = PLDAccountant(RELATIONS[run.adjacency], value_discretization_interval=interval)
-    accountant.compose(run.event(run.noise_multiplier))
-    return max(0.0, float(accountant.get_epsilon(run.delta)))
+    with np.errstate(over="ignore"):
+        accountant.compose(run.event(run.noise_multiplier))
+        return max(0.0, float(accountant.get_epsilon(run.delta)))
 
 
 def grid(run: Run, coarser: float = 1.0) -> Grid | None:
@@ -58,8 +60,10 @@ def grid(run: Run, coarser: float = 1.0) -> Grid | None:
     q = run.sampler.rate
     # Rounding to the grid adds at most interval / 2 to the spread of the loss of one step.
     spread = q * math.sqrt(math.expm1(min(run.noise_multiplier**-2, 50.0)))
-    wanted = min(USUAL, max(FINEST, spread / 10, 1e-5 / math.sqrt(run.steps)))
-    needed = _width(run) / MAX_POINTS
+    width = _width(run)
+    usual = min(max(USUAL, width / USUAL_POINTS), COARSEST)
+    wanted = min(usual, max(FINEST, spread / 10, 1e-5 / math.sqrt(run.steps)))
+    needed = width / MAX_POINTS
     interval = max(wanted, needed)
     return Grid(coarser * interval, widened=needed > wanted) if interval <= COARSEST else None
 
@@ -85,5 +89,5 @@ def _one_step(sigma: float, q: float) -> float:
 
 def _all_steps(sigma: float, q: float, steps: int) -> float:
     """For all steps: a Renyi bound, or Gaussian noise as often as a record can be drawn."""
-    used = max(1, int(stats.binom.isf(TAIL, steps, q)))
+    used = min(steps, 1 + int(stats.poisson.isf(TAIL, steps * q)))
     return 2 * min(renyi.classic(sigma, steps, TAIL, q), gaussian.exact(sigma, used, TAIL))

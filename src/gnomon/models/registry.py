@@ -47,15 +47,17 @@ def build(name: str, input_shape: Sequence[int], classes: int, *, seed: int = 0)
 def default_model(source: Source) -> str:
     """The name of a model that suits the source's input shape.
 
-    Images of 8x8 or less get the linear layers: at small epsilon these learn more of so few pixels.
+    Images of 8x8 or less get logistic regression: at small epsilon it learns the most of so few pixels.
 
     >>> from gnomon.data.sources import load
     >>> default_model(load("digits"))
-    'mlp'
+    'logistic'
     """
     shape = source.input_shape
     if len(shape) == 1:
         return "logistic"
-    if len(shape) != 3 or shape[1] != shape[2] or shape[1] <= 8:
+    if len(shape) != 3 or shape[1] != shape[2]:
         return "mlp"
+    if shape[1] <= 8:
+        return "logistic"
     return {28: "cnn", 32: "lenet"}.get(shape[1], "cnn-small")

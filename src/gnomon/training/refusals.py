@@ -42,7 +42,7 @@ def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if not names:
         raise ValueError("the model has no parameter with requires_grad: there is nothing to train")
-    missing = sorted(name for p, name in names.items() if p not in held)
+    missing = [name for p, name in names.items() if p not in held]
     if missing:
         raise ValueError(
             f"the optimizer does not hold {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}: "
@@ -75,8 +75,9 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
         draws = not torch.equal(random, torch.get_rng_state())
         if touched := buffers.changed():
             raise NotPrivate(
-                f"a training forward pass changes the buffer '{touched}': raw statistics of people would end up "
-                "in the saved model; build the module without running statistics (track_running_stats=False)"
+                f"a training forward pass changes the buffer '{touched}': raw statistics of people would "
+                "end up in the saved model; build the module without running statistics "
+                "(track_running_stats=False)"
             )
         others = torch.arange(size - 1)
         torch.set_rng_state(random)
@@ -98,7 +99,8 @@ def _compare(before: Updates, after: Updates, how: str) -> None:
     if not apart <= tolerance * scale:
         raise NotPrivate(
             f"when one sample is {how}, the updates of the others change "
-            f"by {apart / max(scale, 1e-300):.1%}: the model or the loss mixes samples (batch statistics, a batch mean, a loss over pairs), "
+            f"by {apart / max(scale, 1e-300):.1%}: the model or the loss mixes samples "
+            "(batch statistics, a batch mean, a loss over pairs), "
             "so no clip bound holds; make each sample's output and loss depend on that sample alone"
         )
 

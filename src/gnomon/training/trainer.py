@@ -155,7 +155,7 @@ class Trainer:
         """
         loader = self._loader(train)
         for chosen in positions(self.plan.sampler, len(loader), self.noise):
-            if self.account.steps >= self.plan.last:
+            if self.account.steps + self._drawn >= self.plan.last:
                 return
             self._drawn += 1
             yield loader.take(chosen)
@@ -266,7 +266,7 @@ class Trainer:
         record: Record = {
             "step": self.account.steps,
             "epoch": self.account.steps / self.plan.steps_per_epoch,
-            "epsilon": float(self.epsilon()),
+            "epsilon": self.account.estimate(self.plan.delta),
             "seconds": time.monotonic() - started,
             "unprotected/loss": sum(finite) / len(finite) if finite else math.nan,
             "unprotected/clipped": found["unprotected/clipped"],

@@ -1,0 +1,224 @@
+"""The command line: a thin front on the same objects."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from gnomon import __version__
+from gnomon.config import TrainConfig, read_yaml
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 2 for a wrong setting, or 130 after Ctrl-C.
+
+    >>> main(["account", "--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "3200"])
+    epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)
+    0
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    warnings.showwarning = _short_warning
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        print("\ngnomon: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, TypeError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"gnomon: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gnomon",
+        description="Train models on data about people, under differential privacy.",
+        epilog="Start with: gnomon train --data digits --target-epsilon 1",
+    )
+    parser.add_argument("--version", action="version", version=f"gnomon {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    _add_train(commands)
+    _add_account(commands)
+    _add_methods(commands)
+    return parser
+
+
+# -- train -----------------------------------------------------------------------------------------
+
+
+def _add_train(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a model and write its privacy statement",
+        description="Train a model under differential privacy. Ctrl-C stops after the current step and "
+        "still writes everything.",
+        epilog="examples:\n"
+        "  gnomon train --data digits --target-epsilon 1\n"
+        "  gnomon train --data mnist --private 10000 --batch-size 250 --epochs 80 --noise-multiplier 10 "
+        "--lr 5 --max-grad-norm 0.01\n"
+        "  gnomon train --data npz:patients.npz --dataset-size 20000 --model hospital.models:RiskNet\n"
+        "  gnomon train --config runs/demo/config.yaml --out runs/again\n\n"
+        "The run folder holds config.yaml, metrics.jsonl, model.safetensors, statement.txt, statement.json\n"
+        "and curve.png. Metrics named unprotected/ have no noise: keep them with the data holder.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_train)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    groups = {name: parser.add_argument_group(name) for name in ("data", "privacy", "training")}
+    hints = get_type_hints(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        kinds = get_args(hints[field.name]) or (hints[field.name],)
+        kind = float if float in kinds else int if int in kinds else str
+        text = field.metadata["help"].replace("%", "%%")
+        shown = "" if field.default is None or "default" in text else f" (default: {field.default})"
+        groups[field.metadata["group"]].add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            choices=field.metadata["choices"] or None,
+            metavar=None if field.metadata["choices"] else {float: "X", int: "N", str: "NAME"}[kind],
+            default=argparse.SUPPRESS,
+            help=text + shown,
+        )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from gnomon.runs import train
+
+    config = TrainConfig()
+    if args.config is not None:
+        config = config.with_settings(read_yaml(args.config))
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    config = config.with_settings({name: value for name, value in vars(args).items() if name in names})
+    out = args.out or Path("runs") / f"{Path(config.data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    last = run.result.history[-1] if run.result.history else {}
+    if run.result.stopped != "finished":
+        reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
+        print(f"{reasons[run.result.stopped]} after {run.result.steps} of {run.trainer.plan.steps} steps")
+    if "validation/accuracy" in last:
+        print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+    statement = run.trainer.statement()
+    claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
+    print(f"{claim}  {run.result.epsilon!r}")
+    for caveat in statement.caveats:
+        print(f"caveat         {caveat}")
+    print(f"statement      {out / 'statement.txt'}")
+    if run.result.history:
+        print(f"picture        {out / 'curve.png'}")
+    print(f"model          {out / 'model.safetensors'}")
+    return INTERRUPTED if run.result.stopped == "interrupted" else 0
+
+
+# -- account ---------------------------------------------------------------------------------------
+
+
+def _add_account(commands: Any) -> None:
+    parser = commands.add_parser(
+        "account",
+        help="epsilon of a run, or the noise that a budget needs",
+        description="What a run costs (give --noise-multiplier) or how much noise a budget needs "
+        "(give --target-epsilon). Poisson sampling unless --sample-rate is 1.",
+        epilog="examples:\n"
+        "  gnomon account --noise-multiplier 10 --sample-rate 0.025 --steps 3200 --delta 1e-5\n"
+        "  gnomon account --target-epsilon 1 --sample-rate 0.025 --epochs 80\n"
+        "  gnomon account --noise-multiplier 10 --sample-rate 0.025 --steps 3200 --accountant all",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_account)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--noise-multiplier", type=float, metavar="X", help="noise in units of the clip bound")
+    which.add_argument("--target-epsilon", type=float, metavar="X", help="the budget to find noise for")
+    parser.add_argument(
+        "--sample-rate", type=float, required=True, metavar="Q", help="probability to join a step"
+    )
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--steps", type=int, metavar="N", help="number of noisy steps")
+    length.add_argument("--epochs", type=float, metavar="X", help="steps times sample rate")
+    parser.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
+    parser.add_argument(
+        "--accountant",
+        default="pld",
+        choices=("pld", "rdp", "rdp-classic", "gdp", "all"),
+        help="pld is tight; rdp-classic is what papers printed; gdp is an approximation, no guarantee",
+    )
+    parser.add_argument(
+        "--adjacency", choices=("add-remove", "zero-out", "replace-one"), default="add-remove"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _account(args: argparse.Namespace) -> int:
+    from gnomon.accounting import Accountant, epsilon, noise_multiplier
+    from gnomon.validate import positive, sample_rate
+
+    rate = sample_rate("sample-rate", args.sample_rate)
+    steps = args.steps if args.steps is not None else max(1, round(positive("epochs", args.epochs) / rate))
+    settings: dict[str, Any] = {
+        "sample_rate": rate,
+        "steps": steps,
+        "delta": args.delta,
+        "adjacency": args.adjacency,
+    }
+    sigma = args.noise_multiplier
+    if sigma is None:
+        accountant: Accountant = "pld" if args.accountant == "all" else args.accountant
+        sigma = noise_multiplier(target_epsilon=args.target_epsilon, accountant=accountant, **settings)
+        if not args.json:
+            print(f"noise multiplier = {sigma:.4f}")
+    every = get_args(Accountant)
+    names: tuple[Accountant, ...] = every if args.accountant == "all" else (args.accountant,)
+    for name in names:
+        found = epsilon(noise_multiplier=sigma, accountant=name, **settings)
+        if args.json:
+            finite = float(found) if found < float("inf") else None
+            print(json.dumps(vars(found) | {"epsilon": finite}))
+        else:
+            print(found.describe())
+    return 0
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+def _add_methods(commands: Any) -> None:
+    parser = commands.add_parser("methods", help="list the methods and clip rules")
+    parser.set_defaults(run=_methods)
+
+
+def _methods(args: argparse.Namespace) -> int:
+    from gnomon import clipping, methods
+
+    for title, table in (("methods", methods.METHODS), ("clip rules", clipping.RULES)):
+        print(title)
+        for name, maker in table.items():
+            first = (maker.__doc__ or "").strip().splitlines()[0]
+            print(f"  {name:<12} {first}")
+    return 0
+
+
+def _short_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
+    print(f"gnomon: warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The settings of a run: from a YAML file, from flags, and back to YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from gnomon.validate import SettingError
+
+
+def setting(default: Any, text: str, choices: tuple[str, ...] = (), group: str = "training") -> Any:
+    """A field with the help text that the command line shows."""
+    return field(default=default, metadata={"help": text, "choices": choices, "group": group})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a training run. Each field is a flag and a YAML key of the same name.
+
+    >>> TrainConfig.from_dict({"data": "digits", "target-epsilon": 0.5}).target_epsilon
+    0.5
+    >>> TrainConfig.from_dict({"target-epsilom": 0.5})
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: setting = 'target-epsilom' is not allowed: give 'target-epsilon'
+    """
+
+    data: str = setting(
+        "digits", "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE", group="data"
+    )
+    data_dir: str | None = setting(
+        None, "folder with the official files (default: GNOMON_DATA or ./data)", group="data"
+    )
+    private: int | None = setting(None, "how many private records to draw (default: all)", group="data")
+    dataset_size: int | None = setting(
+        None,
+        "the declared, public number of records behind sample rate and epochs "
+        "(default: that of the benchmark; needed for npz)",
+        group="data",
+    )
+    model: str | None = setting(
+        None, "cnn, cnn-small, lenet, mlp, resnet20, logistic, or package.module:Class", group="data"
+    )
+    target_epsilon: float | None = setting(
+        None,
+        "the budget; noise is worked out for it (default: 1 without --noise-multiplier)",
+        group="privacy",
+    )
+    noise_multiplier: float | None = setting(
+        None, "noise in units of the clip bound, instead of or beside a target", group="privacy"
+    )
+    target_delta: float = setting(1e-5, "delta; keep it well below 1 / records", group="privacy")
+    max_grad_norm: float = setting(1.0, "clip bound C", group="privacy")
+    clip: str = setting(
+        "flat", "clip rule", ("flat", "automatic", "normalised", "psac", "per-layer"), group="privacy"
+    )
+    sampler: str = setting(
+        "poisson",
+        "how batches are drawn; shuffled and full are accounted without amplification",
+        ("poisson", "truncated", "shuffled", "full"),
+        group="privacy",
+    )
+    accountant: str = setting("pld", "privacy accountant", ("pld", "rdp", "rdp-classic"), group="privacy")
+    adjacency: str | None = setting(
+        None, "neighbouring data sets", ("add-remove", "zero-out", "replace-one"), group="privacy"
+    )
+    method: str = setting("dp-sgd", "training method; gnomon methods lists them")
+    epochs: float = setting(30.0, "passes over the data, in expectation")
+    batch_size: int = setting(256, "expected batch size; steps are divided by it")
+    max_physical_batch_size: int | None = setting(None, "compute in parts of this size, to save memory")
+    optimizer: str = setting("sgd", "optimizer", ("sgd", "adam", "adamw"))
+    lr: float = setting(1.0, "learning rate")
+    momentum: float = setting(0.0, "momentum of sgd")
+    weight_decay: float = setting(0.0, "weight decay of the optimizer")
+    schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine"))
+    ema_decay: float | None = setting(None, "keep a moving average of the weights, for example 0.99")
+    seed: int = setting(0, "seed of the split and the initial weights; noise and sampling are never seeded")
+    insecure_noise_seed: int | None = setting(
+        None,
+        "seed noise and sampling, for studies only: the statement then says NOT PRIVATE",
+        group="privacy",
+    )
+    device: str = setting("cpu", "cpu, cuda, cuda:1, mps")
+    threads: int | None = setting(None, "CPU threads (default: torch's choice)")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        """The config with some settings given by name, with dashes or underscores."""
+        known = {f.name for f in fields(cls)}
+        given = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_")
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = repr(close[0].replace("_", "-")) if close else f"one of {', '.join(sorted(known))}"
+                raise SettingError("setting", key, hint)
+            given[name] = _typed(cls, name, value)
+        return cls(**given)
+
+    def with_settings(self, values: dict[str, Any]) -> TrainConfig:
+        """This config with some settings replaced."""
+        given = dataclasses.asdict(TrainConfig.from_dict(values))
+        names = {str(key).replace("-", "_") for key in values}
+        return dataclasses.replace(self, **{name: given[name] for name in names})
+
+    def to_yaml(self) -> str:
+        """All settings, as a file that `--config` reads."""
+        return yaml.safe_dump(
+            {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False
+        )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file; an error that names the file otherwise."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise SettingError("config", str(path), "a YAML file that exists") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingError("config", str(path), f"a readable YAML file ({error})") from None
+    if not isinstance(values, dict):
+        raise SettingError("config", str(path), "a YAML file of 'setting: value' lines")
+    return values
+
+
+def _typed(cls: type, name: str, value: Any) -> Any:
+    """The value in the field's type; an error that names the setting otherwise."""
+    hint = get_type_hints(cls)[name]
+    kinds = get_args(hint) or (hint,)
+    choices = next(f for f in fields(cls) if f.name == name).metadata["choices"]
+    if value is None and type(None) in kinds:
+        return None
+    if choices and value not in choices:
+        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}")
+    if float in kinds:
+        try:
+            return float(value)  # YAML reads 1e-5 as text
+        except (TypeError, ValueError):
+            raise SettingError(name.replace("_", "-"), value, "a number") from None
+    if int in kinds and not (isinstance(value, int) and not isinstance(value, bool)):
+        raise SettingError(name.replace("_", "-"), value, "a whole number")
+    if str in kinds and not isinstance(value, str):
+        raise SettingError(name.replace("_", "-"), value, "a text")
+    return value

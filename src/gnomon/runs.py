@@ -1,0 +1,226 @@
+"""A training run from its config, and the folder it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from gnomon import clipping, methods, models
+from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.config import TrainConfig
+from gnomon.data import Records, Source, load, public_private
+from gnomon.release import SecureNoise, SeededNoise
+from gnomon.report import training_curve
+from gnomon.training import Result, Trainer
+from gnomon.validate import SettingError, positive, whole
+
+FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave, and where its files are."""
+
+    result: Result
+    trainer: Trainer
+    folder: Path
+
+
+class RunFolder:
+    """A folder that each file enters whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = RunFolder(Path(place) / "run")
+    ...     folder.write("note.txt", b"hello")
+    ...     (folder.path / "note.txt").read_text()
+    'hello'
+    """
+
+    def __init__(self, path: Path, overwrite: bool = False) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise SettingError("out", str(path), "a folder: this is a file")
+        if path.is_dir() and any(path.iterdir()) and not overwrite:
+            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file by a complete new one."""
+        partial = self.path / f".{name}.partial"
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
+
+    def append(self, name: str, line: str) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(line + "\n")
+
+
+def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> Run:
+    """Train as the config says; leave config, metrics, model, statement and picture in `out`.
+
+    >>> import tempfile
+    >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = train(config, Path(place) / "run", progress=False)
+    ...     sorted(p.name for p in run.folder.iterdir())  # doctest: +NORMALIZE_WHITESPACE
+    ['config.yaml', 'curve.png', 'metrics.jsonl', 'model.safetensors', 'statement.json', 'statement.txt']
+    """
+    if config.threads is not None:
+        torch.set_num_threads(whole("threads", config.threads))
+    source = load(config.data, config.data_dir)
+    trainer = build_trainer(config, source, progress=progress)
+    folder = RunFolder(out, overwrite)
+    folder.write("config.yaml", config.to_yaml().encode())
+    result = trainer.fit(
+        private_records(config, source),
+        source.test,
+        on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(_plain(record))),
+    )
+    final = trainer.model if trainer.average is None else trainer.average.module
+    weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
+    folder.write("model.safetensors", safetensors_bytes(_untied(weights), {"format": "pt"}))
+    statement = trainer.statement()
+    folder.write("statement.txt", statement.text().encode())
+    folder.write("statement.json", statement.json().encode())
+    if result.history:
+        training_curve(result.history, f"{config.method} on {config.data}", out / "curve.png")
+    return Run(result, trainer, out)
+
+
+def private_records(config: TrainConfig, source: Source) -> Records:
+    """The records to protect: all, or as many as the config draws."""
+    if config.private is None:
+        return source.train
+    return public_private(source.train, private=config.private, public=0, seed=config.seed).private
+
+
+def build_trainer(config: TrainConfig, source: Source, *, progress: bool = True) -> Trainer:
+    """The Trainer that a config stands for, on a source."""
+    name = config.model or models.default_model(source)
+    model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(
+        _device(config.device)
+    )
+    optimizer = _optimizer(config, model)
+    size = _declared_size(config, source)
+    sampler, divisor = _sampling(config, size)
+    target = config.target_epsilon
+    if target is None and config.noise_multiplier is None:
+        target = 1.0
+    seed = config.insecure_noise_seed
+    if config.method not in methods.METHODS:
+        raise SettingError("method", config.method, f"one of {', '.join(methods.METHODS)}")
+    return Trainer(
+        model,
+        nn.CrossEntropyLoss(reduction="none"),
+        optimizer,
+        method=methods.METHODS[config.method](clip=clipping.RULES[config.clip]()),
+        max_grad_norm=config.max_grad_norm,
+        sampler=sampler,
+        expected_batch_size=divisor,
+        target_epsilon=target,
+        noise_multiplier=config.noise_multiplier,
+        target_delta=config.target_delta,
+        epochs=config.epochs,
+        accountant=config.accountant,  # type: ignore[arg-type]  # checked by the config
+        adjacency=config.adjacency,
+        max_physical_batch_size=config.max_physical_batch_size,
+        scheduler=_scheduler(config, optimizer),
+        ema_decay=config.ema_decay,
+        noise=SecureNoise() if seed is None else SeededNoise(seed),
+        progress=progress,
+    )
+
+
+def _declared_size(config: TrainConfig, source: Source) -> int:
+    if config.dataset_size is not None:
+        return whole("dataset-size", config.dataset_size)
+    if source.name == "npz":
+        raise SettingError(
+            "dataset-size",
+            None,
+            "the number of records you are ready to declare in public; it sets the sample rate",
+        )
+    return config.private or len(source.train)
+
+
+def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
+    """The declared sampling and the divisor of each step."""
+    batch = whole("batch-size", config.batch_size)
+    if batch > size:
+        raise SettingError("batch-size", batch, f"at most the declared {size} records")
+    makers: dict[str, Callable[[], tuple[Sampling, float]]] = {
+        "poisson": lambda: (Poisson(batch / size), batch),
+        # six standard deviations of room: truncation then costs next to nothing
+        "truncated": lambda: (
+            TruncatedPoisson(batch / size, min(size, math.ceil(batch + 6 * batch**0.5)), size),
+            batch,
+        ),
+        "shuffled": lambda: (Shuffled(math.ceil(size / batch)), batch),
+        "full": lambda: (FullBatch(), size),
+    }
+    return makers[config.sampler]()
+
+
+def _optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
+    lr = positive("lr", config.lr)
+    if config.optimizer == "sgd":
+        return SGD(model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    if config.momentum:
+        raise SettingError("momentum", config.momentum, f"0 with {config.optimizer}, or --optimizer sgd")
+    kind = Adam if config.optimizer == "adam" else AdamW
+    return kind(model.parameters(), lr, weight_decay=config.weight_decay)
+
+
+def _scheduler(config: TrainConfig, optimizer: Optimizer) -> LRScheduler | None:
+    if config.schedule == "constant":
+        return None
+    return CosineAnnealingLR(optimizer, T_max=max(1, math.ceil(config.epochs)))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(
+            "device", name, f"a device of this machine ({str(error).splitlines()[0]})"
+        ) from None
+    return device
+
+
+def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Shared tensors as copies: safetensors stores no sharing."""
+    seen: set[int] = set()
+    out = {}
+    for name, value in weights.items():
+        out[name] = value.clone() if value.data_ptr() in seen else value
+        seen.add(value.data_ptr())
+    return out
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has neither NaN nor infinity."""
+    return {
+        key: value if not isinstance(value, float) or math.isfinite(value) else None
+        for key, value in record.items()
+    }
