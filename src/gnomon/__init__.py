@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gnomon import accounting, clipping, data, methods, models, release, updates
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
-    from gnomon.training import evaluate as evaluate
+    from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
 __version__ = "0.1.0"
 

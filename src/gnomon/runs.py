@@ -89,10 +89,11 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
         torch.set_num_threads(whole("threads", config.threads))
     source = load(config.data, config.data_dir)
     trainer = build_trainer(config, source, progress=progress)
+    records = private_records(config, source)
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     result = trainer.fit(
-        private_records(config, source),
+        records,
         source.test,
         on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(_plain(record))),
     )
@@ -154,7 +155,7 @@ def build_trainer(config: TrainConfig, source: Source, *, progress: bool = True)
 def _declared_size(config: TrainConfig, source: Source) -> int:
     if config.dataset_size is not None:
         return whole("dataset-size", config.dataset_size)
-    if source.name == "npz":
+    if ".npz" in config.data or config.data.startswith("npz:"):
         raise SettingError(
             "dataset-size",
             None,

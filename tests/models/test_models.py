@@ -126,7 +126,7 @@ def test_settings_that_make_no_sense_are_named(arguments, named):
         ((1, 28, 28), "cnn"),
         ((3, 32, 32), "lenet"),
         ((104,), "logistic"),
-        ((1, 8, 8), "mlp"),
+        ((1, 8, 8), "logistic"),
         ((3, 64, 64), "cnn-small"),
         ((1, 2, 3), "mlp"),
         ((6, 5), "mlp"),

@@ -16,8 +16,8 @@ PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
 def build(model: nn.Module, loss=PER_SAMPLE, **settings) -> gnomon.Trainer:
     return gnomon.Trainer(
         model, loss, torch.optim.SGD(model.parameters(), lr=0.1),
-        sample_rate=0.5, expected_batch_size=8, noise_multiplier=1.0, target_delta=1e-3, steps=2, progress=False,
-        **settings,
+        sample_rate=0.5, expected_batch_size=8, noise_multiplier=1.0, target_delta=1e-3, steps=2,
+        progress=False, **settings,
     )  # fmt: skip
 
 
@@ -147,7 +147,13 @@ def test_the_check_leaves_model_and_random_state_alone():
 
 def test_an_optimizer_of_other_parameters_is_refused():
     model, other = nn.Linear(4, 2), nn.Linear(4, 2)
-    settings = dict(sample_rate=0.5, expected_batch_size=8, noise_multiplier=1.0, target_delta=1e-3, steps=2)
+    settings = {
+        "sample_rate": 0.5,
+        "expected_batch_size": 8,
+        "noise_multiplier": 1.0,
+        "target_delta": 1e-3,
+        "steps": 2,
+    }
     with pytest.raises(ValueError, match="does not hold weight, bias"):
         gnomon.Trainer(model, PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings)
     both = [*model.parameters(), *other.parameters()]

@@ -31,17 +31,17 @@ def data(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
 def trainer(model: nn.Module | None = None, **settings) -> gnomon.Trainer:
     torch.manual_seed(1)
     model = model or nn.Linear(4, 2)
-    defaults = dict(
-        loss=PER_SAMPLE,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        max_grad_norm=0.5,
-        sample_rate=0.5,
-        expected_batch_size=30,
-        noise_multiplier=1.0,
-        target_delta=1e-3,
-        steps=4,
-        progress=False,
-    )
+    defaults = {
+        "loss": PER_SAMPLE,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+        "max_grad_norm": 0.5,
+        "sample_rate": 0.5,
+        "expected_batch_size": 30,
+        "noise_multiplier": 1.0,
+        "target_delta": 1e-3,
+        "steps": 4,
+        "progress": False,
+    }
     return gnomon.Trainer(model, **(defaults | settings))
 
 
@@ -123,7 +123,7 @@ def test_a_loop_of_ones_own_ends_with_the_plan():
 def test_a_step_without_a_drawn_batch_is_refused():
     t = trainer()
     x, y = data()
-    with pytest.raises(RuntimeError, match="trainer.batches"):
+    with pytest.raises(RuntimeError, match=r"trainer\.batches"):
         t.step(x, y)
     assert t.account.steps == 0
 

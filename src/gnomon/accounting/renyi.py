@@ -74,8 +74,8 @@ def classic(noise_multiplier: float, steps: int, delta: float, sample_rate: floa
 
     The best whole order is found first; where it is small, the real orders around it are tried as well.
 
-    >>> round(classic(10.0, 3200, 1e-5, 0.025), 4)
-    0.6933
+    >>> round(classic(10.0, 3200, 1e-5, 0.025), 3)
+    0.693
     """
     bound = steps * curve(noise_multiplier, sample_rate) - np.log(delta) / (ORDERS - 1)
     best = float(bound.min())

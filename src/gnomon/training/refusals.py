@@ -61,10 +61,9 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
     Finds functional batch norm, batch means, ranking losses, and buffers that a forward pass changes. The
     model is left as it was.
     """
-    size = min(batch_size(inputs), 6)
+    size = batch_size(inputs)
     if size < 2:
         return
-    inputs, targets = pytree.tree_map_only(Tensor, lambda t: t[:size], (inputs, targets))
     changed = pytree.tree_map_only(Tensor, _other_last, inputs)
     shorter = pytree.tree_map_only(Tensor, lambda t: t[:-1], (inputs, targets))
     with untouched(model) as buffers:
@@ -89,9 +88,9 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
 def _compare(before: Updates, after: Updates, how: str) -> None:
     """A random combination of the untouched samples' updates must be what it was."""
     norms = before.norms()
-    if not bool(torch.isfinite(norms).all()):
-        return  # such samples are left out of every step
     weights = torch.randn(len(before), dtype=before.losses.dtype, device=before.losses.device)
+    usable = torch.isfinite(norms)  # other samples are left out of every step
+    weights, norms = weights.where(usable, 0), norms.where(usable, 0)
     old, new = before.weighted_sum(weights), after.weighted_sum(weights)
     apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
     scale = float((weights.abs() * norms).sum())

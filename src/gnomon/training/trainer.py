@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +20,7 @@ from gnomon import methods, validate
 from gnomon.accounting import Epsilon, Sampling
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader, positions
+from gnomon.data.sampling import shuffle
 from gnomon.release import Door, NoiseSource, SecureNoise
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
@@ -56,6 +56,7 @@ class Trainer:
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
     to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget.
 
+    >>> import torch
     >>> from gnomon.release import SeededNoise
     >>> model = nn.Linear(2, 2)
     >>> trainer = Trainer(
@@ -254,7 +255,8 @@ class Trainer:
     def _loader(self, train: Any) -> Loader:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)
         if not self._independent:
-            self._check_independence(*loader.take(torch.arange(min(6, len(loader)))))
+            some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
+            self._check_independence(*loader.take(some))
         return loader
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.leaves import Dense, Leaf
 from gnomon.updates.recorder import differentiable
+from gnomon.updates.rules import find_rule
 
 Dims = Sequence[int | None]
 
@@ -24,11 +29,13 @@ def vmapped(
     inputs: Dims,
     grads: Sequence[Tensor],
     outputs: Dims,
+    every_use: bool = False,
 ) -> dict[str, Leaf]:
     """Dense leaves of some of a module's parameters, from its inputs and its outputs' gradients.
 
     `parameters` maps names inside the module to names in the model; `inputs` and `outputs` are the batch
-    dimensions of the call's tensors and of the gradients. The forward pass of the module runs again.
+    dimensions of the call's tensors and of the gradients. The forward pass of the module runs again. With
+    `every_use` a parameter counts wherever it stands in the module, else under its own name alone.
     """
     own = dict(module.named_parameters(remove_duplicate=False))
     values = {name: own[name].detach() for name in parameters}
@@ -42,15 +49,18 @@ def vmapped(
         args, kwargs = pytree.tree_unflatten(filled, structure)
 
         def forward(values: dict[str, Tensor]) -> list[Tensor]:
-            out = differentiable_like(functional_call(module, values, args, kwargs), len(outputs))
+            out = differentiable_like(
+                functional_call(module, values, args, kwargs, tie_weights=every_use), len(outputs)
+            )
             return [o if d is None else o.squeeze(d) for o, d in zip(out, outputs, strict=True)]
 
         return vjp(forward, values)[1](cotangents)[0]
 
     samples = [flat[place].detach() for place in places]
     try:
-        # out_dims 0 puts the batch first
-        per_sample = torch.vmap(one, in_dims=(list(inputs), list(outputs)))(samples, list(grads))
+        with plain_forwards(module), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's own, about its loops
+            per_sample = torch.vmap(one, in_dims=(list(inputs), list(outputs)))(samples, list(grads))
     except RuntimeError as error:
         reason = "it draws random numbers" if "randomness" in str(error) else str(error).splitlines()[0]
         raise RuntimeError(
@@ -58,6 +68,22 @@ def vmapped(
             f"has no rule, and vmap cannot differentiate it ({reason}); register one with gnomon.updates.rule"
         ) from error
     return {parameters[name]: Dense(value) for name, value in per_sample.items()}
+
+
+@contextmanager
+def plain_forwards(module: nn.Module) -> Iterator[None]:
+    """Attention and recurrent layers run by their rules' forward pass: vmap cannot enter their kernels."""
+    patched = []
+    try:
+        for part in module.modules():
+            rule = find_rule(part)
+            if rule is not None and rule.forward is not None:
+                part.__dict__["forward"] = partial(rule.forward, part, lambda x, output, build: output)
+                patched.append(part)
+        yield
+    finally:
+        for part in patched:
+            del part.__dict__["forward"]
 
 
 def differentiable_like(output: Any, count: int) -> list[Tensor]:

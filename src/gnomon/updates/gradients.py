@@ -11,10 +11,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from gnomon.updates.fallback import vmapped
 from gnomon.updates.graph import node, parameters_used
-from gnomon.updates.layout import Layout, forget, layout
+from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
-from gnomon.updates.recorder import Mark, Recorder, call, differentiable, tensors
+from gnomon.updates.recorder import Mark, Recorder, aliased, call, differentiable, tensors
 from gnomon.updates.updates import Updates
 
 KEPT_BYTES = 64 * 2**20
@@ -34,33 +34,28 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Update
     >>> model = nn.Linear(2, 1)
     >>> loss = lambda outputs, targets: 0.5 * (outputs - targets).square().sum(1)
     >>> x, y = torch.tensor([[3.0, 4.0]]), model(torch.tensor([[3.0, 4.0]])).detach() + 1
-    >>> gradients(model, loss, x, y).dense()
+    >>> gradients(model, loss, x, y).dense().round()
     tensor([[-3., -4., -1.]])
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _refuse_parameters(trainable)
     size = batch_size(inputs)
-    if size == 0 or not trainable:
-        empty = {name: Zero(size, p.shape, p.detach()) for name, p in trainable.items()}
-        first = next(model.parameters(), torch.zeros(0))
-        return Updates(empty, first.detach().new_zeros(size))
+    if size == 0:
+        nobody = {name: Zero(0, p.shape, p.detach()) for name, p in trainable.items()}
+        return Updates(nobody, next(model.parameters(), torch.zeros(0)).detach().new_zeros(0))
     found = layout(model, inputs)
     with torch.enable_grad(), Recorder(model, skip=found.outside) as recorder:
-        outputs = call(model, inputs)
-    marks = recorder.marks
-    if not set(found.batch) >= {mark.key for mark in marks}:
-        forget(model)
-        raise ValueError(
-            "the model took another path through its modules than on an earlier batch; call again"
-        )
-    carried = differentiable(outputs)
+        outputs = aliased(call(model, inputs))
+    marks, carried = recorder.marks, differentiable(outputs)
+    _refuse_other_path(model, found, marks, carried, size)
     with torch.enable_grad():
         losses = checked(per_sample(loss)(outputs, targets), size)
         _refuse_parameters_in_loss(losses, carried, trainable)
-        edges = [edge for mark in marks for edge in mark.edges]
-        edges += [get_gradient_edge(out) for out in carried] if found.outside else []
-        grads: list[Tensor | None] = []
-        if edges:
-            grads.extend(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        edges = [edge for mark in marks for edge in mark.edges] + [get_gradient_edge(out) for out in carried]
+        grads: list[Tensor | None] = [None] * len(edges)
+        if losses.requires_grad and edges:
+            grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+    _refuse_shared_outputs(found.outputs, grads[len(grads) - len(carried) :])
     with torch.no_grad():
         leaves = _leaves(model, inputs, found, marks, carried, grads)
     ordered = {
@@ -112,7 +107,8 @@ def _leaves(
         elif isinstance(inputs, list | tuple):
             arguments = (tuple(inputs), {})
         own = {name: name for name in sorted(found.outside)}
-        whole = vmapped(model, "", own, arguments, [0] * len(tensors(inputs)), full, found.outputs)
+        dims = [0 if t.dim() else None for t in tensors(inputs)]
+        whole = vmapped(model, "", own, arguments, dims, full, found.outputs, every_use=True)
         for name, leaf in whole.items():
             pieces[name].append(leaf)
     return {name: add(parts) for name, parts in pieces.items()}
@@ -153,6 +149,46 @@ def cheapest(leaf: Leaf, budget: int) -> Leaf:
     if size <= held or (slower and size * leaf.like.element_size() <= budget):
         return Dense(leaf.dense())
     return leaf
+
+
+def _refuse_parameters(trainable: dict[str, nn.Parameter]) -> None:
+    """Half precision rounds by more than a clip bound can promise; hooks on parameters would not run."""
+    for name, p in trainable.items():
+        if p._backward_hooks:
+            raise ValueError(
+                f"parameter '{name}' has a backward hook, which per-sample updates do not run: remove it"
+            )
+        if p.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"parameter '{name}' is {p.dtype}: use float32 or float64")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise TypeError("autocast is on: per-sample updates need float32 or float64, leave it off here")
+
+
+def _refuse_other_path(
+    model: nn.Module, found: Layout, marks: list[Mark], carried: list[Tensor], size: int
+) -> None:
+    """The batch must go through the model as the few samples did from which its layout was read."""
+    same = set(found.batch) >= {mark.key for mark in marks} and len(carried) == len(found.outputs)
+    same = same and all(
+        dim is None or shape[dim] == size
+        for mark in marks
+        for dim, shape in zip(found.batch[mark.key], mark.shapes, strict=True)
+    )
+    if not (same and used_outside(model, marks, carried, found.covered) <= found.outside):
+        forget(model)
+        raise ValueError(
+            "the model takes another path through its modules than for a few samples of this shape: "
+            "what it does must not depend on the batch's size or on state that changes between calls"
+        )
+
+
+def _refuse_shared_outputs(dims: tuple[int | None, ...], grads: list[Tensor | None]) -> None:
+    """An output without a batch dimension cannot be divided among the samples."""
+    if any(dim is None and grad is not None for dim, grad in zip(dims, grads, strict=True)):
+        raise ValueError(
+            "the loss uses an output of the model that has no batch dimension (a penalty, say): "
+            "return one value a sample instead, or use the optimizer's weight_decay"
+        )
 
 
 def _refuse_parameters_in_loss(

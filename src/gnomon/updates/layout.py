@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.graph import node, parameters_used
-from gnomon.updates.recorder import Key, Mark, Recorder, call, differentiable, tensors
+from gnomon.updates.recorder import Key, Mark, Recorder, aliased, call, differentiable, tensors
 from gnomon.updates.untouched import untouched
 
 
@@ -25,6 +25,8 @@ class Layout:
 
     batch: dict[Key, tuple[int | None, ...]]
     """The batch dimension of each mark's inputs and outputs; None where a tensor has none."""
+    covered: dict[Key, frozenset[str]]
+    """The parameters whose update each mark builds."""
     outside: frozenset[str]
     """Parameters with a use that no mark covers; they are differentiated through the whole model."""
     outputs: tuple[int | None, ...]
@@ -38,7 +40,8 @@ def layout(model: nn.Module, inputs: Any) -> Layout:
     """The layout, worked out once for each model and shape of inputs."""
     flat = tensors(inputs)
     trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    key = (tuple((t.shape[1:], t.dtype) for t in flat), model.training, trainable)
+    settings = tuple(repr(leaf) for leaf in pytree.tree_leaves(inputs) if not isinstance(leaf, Tensor))
+    key = (tuple((t.shape[1:], t.dtype) for t in flat), settings, model.training, trainable)
     known = _known.setdefault(model, {})
     if key not in known:
         known[key] = _probe(model, inputs)
@@ -59,23 +62,25 @@ def _probe(model: nn.Module, inputs: Any) -> Layout:
             "the model takes another path for two samples than for three: samples must not interact"
         )
     batch: dict[Key, tuple[int | None, ...]] = {}
+    covered: dict[Key, frozenset[str]] = {}
     unclear: set[str] = set()
     for a, b in zip(two, three, strict=True):
         batch[a.key] = tuple(map(_batch_dimension, a.shapes, b.shapes))
-        if not _usable(a, batch[a.key]):
+        usable = _usable(a, batch[a.key])
+        covered[a.key] = _covered(a, batch[a.key]) if usable else frozenset()
+        if not usable:
             unclear.update(a.parameters.values())
-    names = {p: name for name, p in model.named_parameters()}
-    unclear |= _outside(two, outputs, names)
+    unclear |= used_outside(model, two, outputs, covered)
     dims = tuple(_batch_dimension(x.shape, y.shape) for x, y in zip(outputs, outputs_of_three, strict=True))
-    return Layout(batch, frozenset(unclear), dims)
+    return Layout(batch, covered, frozenset(unclear), dims)
 
 
 def _run(model: nn.Module, inputs: Any, size: int) -> tuple[list[Mark], list[Tensor]]:
     def repeat(x: Tensor) -> Tensor:
-        return x[torch.arange(size, device=x.device) % len(x)]
+        return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
 
     with Recorder(model) as recorder:
-        outputs = call(model, pytree.tree_map_only(Tensor, repeat, inputs))
+        outputs = aliased(call(model, pytree.tree_map_only(Tensor, repeat, inputs)))
     return recorder.marks, differentiable(outputs)
 
 
@@ -90,6 +95,8 @@ def _batch_dimension(two: torch.Size, three: torch.Size) -> int | None:
 def _usable(mark: Mark, dims: tuple[int | None, ...]) -> bool:
     """Whether the mark's own inputs and gradients tell the samples apart."""
     if mark.build is None:
+        if mark.hooked:  # running the module again would run the hooks again
+            return False
         outputs = dims[len(mark.inputs) :]
         return bool(outputs) and None not in outputs and any(d is not None for d in dims[: len(mark.inputs)])
     if dims[0] is None or len(set(dims)) != 1:
@@ -98,13 +105,27 @@ def _usable(mark: Mark, dims: tuple[int | None, ...]) -> bool:
     return dims[0] == 0 or (mark.batch_anywhere and dims[0] < last)
 
 
-def _outside(marks: list[Mark], outputs: list[Tensor], names: dict[nn.Parameter, str]) -> set[str]:
+def _covered(mark: Mark, dims: tuple[int | None, ...]) -> frozenset[str]:
+    """Names of the parameters whose update the mark can build."""
+    if mark.build is None:
+        return frozenset(mark.parameters.values())
+    assert dims[0] is not None
+    with torch.no_grad():
+        x = mark.inputs[0].detach().movedim(dims[0], 0)
+        grad = torch.zeros(mark.shapes[1], dtype=next(mark.module.parameters()).dtype, device=x.device)
+        built = mark.build(x, grad.movedim(dims[0], 0))
+    return frozenset(name for own, name in mark.parameters.items() if own in built)
+
+
+def used_outside(
+    model: nn.Module, marks: list[Mark], outputs: list[Tensor], covered: dict[Key, frozenset[str]]
+) -> set[str]:
     """Names of parameters that the graph uses anywhere but inside the marks that cover them."""
+    names = {p: name for name, p in model.named_parameters()}
     jumps = {edge.node: mark.inputs for mark in marks for edge in mark.edges}
     found = parameters_used([node(out) for out in outputs], names, jumps=jumps)
-    for mark in marks:
-        if mark.build is None:  # it may hold other modules: look inside it as well
-            starts = [n for edge in mark.edges for n, _ in edge.node.next_functions if n is not None]
-            ends = [node(x) for x in mark.inputs if x.requires_grad]
-            found |= parameters_used(starts, names, ends, jumps) - set(mark.parameters.values())
+    for mark in marks:  # a mark may hold other modules, or a weight made from other parameters
+        starts = [n for edge in mark.edges for n, _ in edge.node.next_functions if n is not None]
+        ends = [node(x) for x in mark.inputs if x.requires_grad]
+        found |= parameters_used(starts, names, ends, jumps) - covered[mark.key]
     return found

@@ -34,6 +34,8 @@ class Mark:
     shapes: list[torch.Size]
     """Shapes of the inputs, then of the outputs."""
     batch_anywhere: bool
+    hooked: bool
+    """Whether the user's own hooks change what goes in or comes out."""
     build: Callable[[Tensor, Tensor], Mapping[str, Leaf]] | None
     """None: no rule; the module is differentiated sample by sample from `call`."""
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -88,13 +90,14 @@ class Recorder:
         if not parameters:
             return
         rule = find_rule(module)
+        hooked = bool(module._forward_hooks or module._forward_pre_hooks)
         if rule is not None and rule.forward is not None:
             self._replace_forward(name, module, rule, parameters)
             return
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if rule is None:
-                return self._mark_unruled(name, module, parameters, args, kwargs, output)
+                return self._mark_unruled(name, module, parameters, hooked, args, kwargs, output)
             leaves, x = rule.leaves, args[0] if args else next(iter(kwargs.values()))
             assert leaves is not None
             return self._mark(
@@ -136,11 +139,13 @@ class Recorder:
         output: Tensor,
         build: Callable[[Tensor, Tensor], Mapping[str, Leaf]],
     ) -> Tensor:
-        output = _own_node(output)
+        if not output.requires_grad:  # under no_grad nothing comes back
+            return output
+        output = alias(output) if output._is_view() else output
         self.marks.append(
             Mark(
                 self._key(name), module, parameters, [x], [x._version], [get_gradient_edge(output)],
-                [x.shape, output.shape], rule.batch_anywhere, build,
+                [x.shape, output.shape], rule.batch_anywhere, False, build,
             )
         )  # fmt: skip
         return output
@@ -150,17 +155,20 @@ class Recorder:
         name: str,
         module: nn.Module,
         parameters: dict[str, str],
+        hooked: bool,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        output = pytree.tree_map_only(Tensor, lambda t: _own_node(t) if t.requires_grad else t, output)
+        output = aliased(output)
         inputs, outputs = tensors((args, kwargs)), differentiable(output)
+        if not outputs:
+            return output
         self.marks.append(
             Mark(
                 self._key(name), module, parameters, inputs, [x._version for x in inputs],
                 [get_gradient_edge(out) for out in outputs],
-                [t.shape for t in (*inputs, *outputs)], False, None, (args, kwargs),
+                [t.shape for t in (*inputs, *outputs)], False, hooked, None, (args, kwargs),
             )
         )  # fmt: skip
         return output
@@ -174,15 +182,18 @@ class Recorder:
             self._undo.pop()()
 
 
-def _own_node(output: Tensor) -> Tensor:
-    """The output with a graph node that stays on its path also when a later layer works in place.
+def alias(output: Tensor) -> Tensor:
+    """The same memory with a graph node of its own.
 
-    An in-place operation on a view reroutes the graph past the view's node; an untracked alias of the
-    same memory does not have that.
+    What a module hands out is then told apart from what it uses itself, and the node stays on its path when a
+    later layer works in place: that reroutes the graph past a view's node, but this is no tracked view.
     """
-    if output._is_view() and output.requires_grad:
-        return torch.ops.aten._unsafe_view(output, output.shape)
-    return output
+    return torch.ops.aten._unsafe_view(output, output.shape)
+
+
+def aliased(tree: Any) -> Any:
+    """A nested structure with every tensor that carries a gradient replaced by its alias."""
+    return pytree.tree_map_only(Tensor, lambda t: alias(t) if t.requires_grad else t, tree)
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -47,6 +47,12 @@ class Updates:
             return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
         return torch.stack([leaf.square_norms() for leaf in self.leaves.values()], 1).sqrt_()
 
+    def ceilings_by_parameter(self) -> Tensor:
+        """At least each sample's norm for each parameter as if no term cancelled another, float64."""
+        if not self.leaves:
+            return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
+        return torch.stack([leaf.square_ceilings() for leaf in self.leaves.values()], 1).sqrt_()
+
     def gram(self, other: Updates) -> Tensor:
         """Inner products of every sample here with every sample of `other`, (B, B')."""
         if other.names != self.names:
@@ -68,6 +74,8 @@ class Updates:
         if tuple(weights.shape) not in allowed:
             raise ValueError(f"weights of shape {tuple(weights.shape)}: give {allowed[0]} or {allowed[1]}")
         table = weights[:, None] if weights.dim() == 1 else weights
+        # below its smallest normal number a format rounds by whole factors: such weights are zero
+        table = torch.where(table.abs() < torch.finfo(self.losses.dtype).tiny, 0, table)
         used = (table != 0).any(1)
         chosen = None if bool(used.all()) else used.nonzero().squeeze(1)
         if chosen is not None:

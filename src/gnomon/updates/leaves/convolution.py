@@ -59,7 +59,7 @@ class Convolution(Leaf):
             x.storage_offset(),
         )
         windows = windows.reshape(len(x), self.groups, self.columns, self.length)  # the one copy
-        grad = grad.reshape(len(x), self.groups, -1, self.length)
+        grad = grad.reshape(len(x), self.groups, self.rows // self.groups, self.length)
         return Factored(windows.mT, grad.mT, self.shape)
 
     def block(self, start: int, stop: int) -> Tensor:
@@ -67,6 +67,12 @@ class Convolution(Leaf):
 
     def square_norms(self) -> Tensor:
         return torch.cat([self.factored(part).square_norms() for part in self._parts()])
+
+    def square_ceilings(self) -> Tensor:
+        """Each input cell is in at most as many windows as the kernel has cells."""
+        a = torch.linalg.vector_norm(self.inputs.flatten(1), dim=1, dtype=torch.float64)
+        b = torch.linalg.vector_norm(self.outputs.flatten(1), dim=1, dtype=torch.float64)
+        return (a * b).square_() * self.shape[2:].numel()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))

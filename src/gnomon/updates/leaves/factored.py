@@ -41,7 +41,7 @@ class Factored(Leaf):
         if groups == 1:
             return self.outputs[:, 0, :, start:stop].mT @ self.inputs[:, 0]
         every = self.outputs.mT @ self.inputs  # (B, H, out, in)
-        return every.reshape(size, -1, columns)[:, start:stop]
+        return every.reshape(size, self.rows, columns)[:, start:stop]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         groups = self.inputs.shape[1]
@@ -55,27 +55,30 @@ class Factored(Leaf):
 
     def square_norms(self) -> Tensor:
         if self.length == 1:  # |b a^T| = |a| |b|
-            a = torch.linalg.vector_norm(self.inputs, dim=(2, 3), dtype=torch.float64)
-            b = torch.linalg.vector_norm(self.outputs, dim=(2, 3), dtype=torch.float64)
-            return (a * b).square_().sum(1)
+            return self.square_ceilings()
         if not self.ghost_is_cheaper():
             return super().square_norms()
-        return exact_where_cancelled(self, *self._ghost_norms())
+        return exact_where_cancelled(self, self._ghost_norms(), self.square_ceilings())
 
-    def _ghost_norms(self) -> tuple[Tensor, Tensor]:
-        """`sum (A_i A_i^T) * (B_i B_i^T)`, and the value it would have if no term cancelled another."""
+    def square_ceilings(self) -> Tensor:
+        """`|A_i|^2 |B_i|^2`, by Cauchy and Schwarz."""
+        a = torch.linalg.vector_norm(self.inputs, dim=(2, 3), dtype=torch.float64)
+        b = torch.linalg.vector_norm(self.outputs, dim=(2, 3), dtype=torch.float64)
+        return (a * b).square_().sum(1)
+
+    def _ghost_norms(self) -> Tensor:
+        """`sum (A_i A_i^T) * (B_i B_i^T)`; not a number where float32 would over- or underflow."""
         size, groups, length, _ = self.inputs.shape
-        square = self.like.new_empty(size, dtype=torch.float64)
-        ceiling = torch.empty_like(square)
-        step = max(1, CHUNK_BYTES // (groups * length * length * self.like.element_size()))
+        square = self.like.new_zeros(size, dtype=torch.float64)
+        step = max(1, CHUNK_BYTES // max(1, groups * length * length * self.like.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
             a = self.inputs[part] @ self.inputs[part].mT  # (b, H, T, T)
             b = self.outputs[part] @ self.outputs[part].mT
-            scale = (a.diagonal(0, 2, 3).double() * b.diagonal(0, 2, 3).double()).clamp_min(0).sqrt()
-            ceiling[part] = scale.sum(2).square().sum(1)
-            square[part] = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
-        return square, ceiling
+            safe = _in_range(a) & _in_range(b)
+            sums = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
+            square[part] = torch.where(safe, sums, torch.nan)
+        return square
 
     def ghost_is_cheaper(self) -> bool:
         """Whether T^2 (in + out) multiplications beat the T in out of writing the matrix out."""
@@ -95,7 +98,7 @@ class Factored(Leaf):
     def _factored_gram(self, other: Factored) -> Tensor:
         total = self.like.new_zeros(len(self), len(other))
         span = len(other) * other.length
-        step = max(1, CHUNK_BYTES // (self.length * span * self.like.element_size()))
+        step = max(1, CHUNK_BYTES // max(1, self.length * span * self.like.element_size()))
         for group in range(self.inputs.shape[1]):
             their_in = other.inputs[:, group].flatten(0, 1)
             their_out = other.outputs[:, group].flatten(0, 1)
@@ -103,8 +106,10 @@ class Factored(Leaf):
                 part = slice(start, start + step)
                 a = self.inputs[part, group].flatten(0, 1) @ their_in.T
                 b = self.outputs[part, group].flatten(0, 1) @ their_out.T
-                product = a.mul_(b).view(-1, self.length, len(other), other.length)
-                total[part] += product.sum((1, 3)) if self.length * other.length > 1 else product[:, 0, :, 0]
+                product = a.mul_(b).view(len(self.inputs[part]), self.length, len(other), other.length)
+                total[part] += (
+                    product[:, 0, :, 0] if self.length == other.length == 1 else product.sum((1, 3))
+                )
         return total
 
     def select(self, index: Tensor) -> Factored:
@@ -114,6 +119,14 @@ class Factored(Leaf):
         return Factored(self.inputs.double(), self.outputs.double(), self.shape)
 
 
+def _in_range(products: Tensor) -> Tensor:
+    """Whether a sample's squares (B, H, T, T) neither vanish nor overflow in their precision, (B,)."""
+    if not products.numel():
+        return products.new_ones(len(products), dtype=torch.bool)
+    largest = products.diagonal(0, 2, 3).flatten(1).amax(1).double()
+    return (largest == 0) | ((largest > 1e-24) & (largest < 1e15))
+
+
 def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor:
     """Square norms from signed terms, computed again in float64 where the terms nearly cancelled.
 
@@ -121,8 +134,8 @@ def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor
     opposite sign leave a small norm, so clipping cannot be fooled by rounding.
     """
     limit = 1e4 * torch.finfo(leaf.like.dtype).eps
-    doubtful = (square <= limit * ceiling) & (ceiling > 0) & torch.isfinite(ceiling)
-    if leaf.like.dtype is not torch.float64 and bool(doubtful.any()):
+    doubtful = ~(square > limit * ceiling) & (ceiling > 0) & torch.isfinite(ceiling)
+    if bool(doubtful.any()):
         index = doubtful.nonzero().squeeze(1)
         square[index] = Leaf.square_norms(leaf.select(index).double())
-    return square.clamp_min_(0)
+    return torch.where(torch.isfinite(ceiling), square.clamp_min_(0), ceiling)

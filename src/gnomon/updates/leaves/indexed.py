@@ -43,29 +43,32 @@ class Indexed(Leaf):
 
     def square_norms(self) -> Tensor:
         size, length = self.index.shape
-        square = self.values.new_empty(size, dtype=torch.float64)
-        ceiling = torch.empty_like(square)
-        step = max(1, CHUNK_BYTES // (length * length * self.values.element_size()))
+        square = self.values.new_zeros(size, dtype=torch.float64)
+        step = max(1, CHUNK_BYTES // max(1, length * length * self.values.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
             same = self.index[part, :, None] == self.index[part, None, :]
             dots = self.values[part] @ self.values[part].mT
-            norms = dots.diagonal(0, 1, 2).double().clamp_min(0).sqrt()
-            ceiling[part] = norms.sum(1).square()
             square[part] = torch.where(same, dots, 0).flatten(1).sum(1, dtype=torch.float64)
-        return exact_where_cancelled(self, square, ceiling)
+        return exact_where_cancelled(self, square, self.square_ceilings())
+
+    def square_ceilings(self) -> Tensor:
+        """`(sum_t |values_t|)^2`, as if every position hit the same row."""
+        return torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64).sum(1).square_()
 
     def gram(self, other: Leaf) -> Tensor:
         if not isinstance(other, Indexed):
             return super().gram(other)
         total = self.values.new_zeros(len(self), len(other))
         length, theirs = self.index.shape[1], other.index.shape[1]
-        step = max(1, CHUNK_BYTES // (length * len(other) * theirs * self.values.element_size()))
+        step = max(1, CHUNK_BYTES // max(1, length * len(other) * theirs * self.values.element_size()))
         for start in range(0, len(self), step):
             part = slice(start, start + step)
             dots = self.values[part].flatten(0, 1) @ other.values.flatten(0, 1).T
             same = self.index[part].reshape(-1, 1) == other.index.reshape(1, -1)
-            total[part] = torch.where(same, dots, 0).view(-1, length, len(other), theirs).sum((1, 3))
+            total[part] = (
+                torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), theirs).sum((1, 3))
+            )
         return total
 
     def inner(self, other: Leaf) -> Tensor:

@@ -68,6 +68,14 @@ class Leaf(ABC):
             total += torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square_()
         return total
 
+    def square_ceilings(self) -> Tensor:
+        """At least what `square_norms` would be if no term cancelled another, float64, (B,).
+
+        Where the ceiling is far above the norm, sums of this leaf carry rounding errors that the norm does
+        not show; the release allows for them.
+        """
+        return self.square_norms()
+
     def gram(self, other: Leaf) -> Tensor:
         """`<g_i, h_j>` for all pairs, (B, B')."""
         total = self.like.new_zeros(len(self), len(other))

@@ -37,8 +37,10 @@ class Summed(Leaf):
     def square_norms(self) -> Tensor:
         squares = [part.square_norms() for part in self.parts]
         crossed = [2 * a.inner(b) for a, b in combinations(self.parts, 2)]
-        ceiling = torch.stack([s.sqrt() for s in squares]).sum(0).square()
-        return exact_where_cancelled(self, torch.stack([*squares, *crossed]).sum(0), ceiling)
+        return exact_where_cancelled(self, torch.stack([*squares, *crossed]).sum(0), self.square_ceilings())
+
+    def square_ceilings(self) -> Tensor:
+        return torch.stack([part.square_ceilings().sqrt() for part in self.parts]).sum(0).square()
 
     def gram(self, other: Leaf) -> Tensor:
         return torch.stack([part.gram(other) for part in self.parts]).sum(0)

@@ -1,0 +1,168 @@
+"""Time and memory of one private step against plain SGD and Opacus, side by side in one run.
+
+    python benchmarks/steps.py [--repeats 1.0] [--threads 1 2] [--out benchmarks/results]
+
+The machine may be shared: engines take turns, and only ratios to plain SGD are reported. Times are medians of
+the ratios within a turn. Memory is the peak of the process during steps, above what it was before the
+model existed, each engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines import ENGINES
+from matplotlib.figure import Figure
+from workloads import WORKLOADS, Workload
+
+COLOURS = {
+    "Gnomon": "#1f6feb",
+    "Gnomon, no noise": "#9ec5fe",
+    "Opacus hooks": "#b5482a",
+    "Opacus ghost": "#e2a78f",
+}
+
+
+def timings(work: Workload, threads: int, repeats: float) -> dict[str, dict[str, float]]:
+    """Milliseconds and ratio to plain SGD for every engine, taking turns."""
+    torch.set_num_threads(threads)
+    steps, failed = {}, {}
+    for name, make in ENGINES.items():
+        torch.manual_seed(0)
+        try:
+            steps[name] = make(work.model(), *work.batch())
+            steps[name]()
+            steps[name]()
+        except Exception as error:  # a peer may not support a model: say so and go on
+            steps.pop(name, None)
+            failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(max(3, round(work.repeats * repeats))):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - started)
+    base = seconds["plain SGD"]
+    found: dict[str, Any] = {
+        name: {
+            "milliseconds": 1e3 * statistics.median(values),
+            "ratio": statistics.median(a / b for a, b in zip(values, base, strict=True)),
+        }
+        for name, values in seconds.items()
+    }
+    return found | {name: {"failed": reason} for name, reason in failed.items()}
+
+
+def peak(index: int, engine: str, answer: Any) -> None:
+    """Peak memory of a few steps of one engine, in bytes."""
+    torch.set_num_threads(1)
+    work = WORKLOADS[index]
+    batch = work.batch()
+    torch.ones(64, 64) @ torch.ones(64, 64)  # loads the kernels
+    try:
+        before = _status("VmRSS")
+        step = ENGINES[engine](work.model(), *batch)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        for _ in range(3):
+            step()
+        answer.put(_status("VmHWM") - before)
+    except Exception:
+        answer.put(None)
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+
+
+def memory(index: int) -> dict[str, int | None]:
+    context = multiprocessing.get_context("spawn")
+    found = {}
+    for engine in ENGINES:
+        answer = context.Queue()
+        process = context.Process(target=peak, args=(index, engine, answer))
+        process.start()
+        found[engine] = answer.get(timeout=600)
+        process.join()
+    return found
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    names = list(ENGINES)
+    lines = ["| work | threads | SGD ms | " + " | ".join(names[1:]) + " |", "|---" * (len(names) + 2) + "|"]
+    for row in results:
+        cells = [
+            f"{row['engines'][name]['ratio']:.2f}" if "ratio" in row["engines"][name] else "failed"
+            for name in names[1:]
+        ]
+        base = row["engines"]["plain SGD"]["milliseconds"]
+        lines.append(f"| {row['work']} | {row['threads']} | {base:.1f} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| peak memory, ratio to SGD | SGD MB | " + " | ".join(names[1:]) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for row in results:
+        if "memory" not in row:
+            continue
+        base = row["memory"]["plain SGD"]
+        cells = [f"{row['memory'][n] / base:.2f}" if row["memory"][n] else "failed" for n in names[1:]]
+        lines.append(f"| {row['work']} | {base / 2**20:.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def chart(results: list[dict[str, Any]], path: Path) -> None:
+    """Bars of step time by workload, one thread; the dashed line is plain SGD."""
+    rows = [row for row in results if row["threads"] == results[0]["threads"]]
+    figure = Figure(figsize=(9, 3.8), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    for offset, (name, colour) in enumerate(COLOURS.items()):
+        values = [row["engines"][name].get("ratio", 0.0) for row in rows]
+        bars = axes.bar([i + 0.2 * offset for i in range(len(rows))], values, 0.19, label=name, color=colour)
+        axes.bar_label(bars, labels=[f"{v:.1f}" if v else "–" for v in values], fontsize=8, padding=1)
+    axes.axhline(1, color="#1f2933", linestyle="--", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylim(0.8, None)
+    axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    axes.set_xticks([i + 0.3 for i in range(len(rows))], [row["work"] for row in rows])
+    axes.set_ylabel("time of a step / plain SGD")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("One private step, one thread", fontsize=11)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=float, default=1.0, help="more or fewer turns")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for threads in args.threads:
+        for index, work in enumerate(WORKLOADS):
+            row: dict[str, Any] = {"work": work.name, "threads": threads}
+            row["engines"] = timings(work, threads, args.repeats)
+            if threads == args.threads[0]:
+                row["memory"] = memory(index)
+            results.append(row)
+            print(f"{work.name}, {threads} threads: done", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "steps.json").write_text(json.dumps(results, indent=2) + "\n")
+    (args.out / "steps.md").write_text(table(results))
+    chart(results, args.out / "steps.png")
+    print("\n" + table(results))
+    print(f"saved steps.json, steps.md and steps.png in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""The command line, as a person would use and misuse it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from gnomon import models
+from gnomon.cli import main
+from gnomon.config import TrainConfig
+
+SHORT = ["train", "--epochs", "2", "--quiet"]
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_account_prints_the_tight_epsilon(capsys):
+    settings = ["--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "3200", "--delta", "1e-5"]
+    assert main(["account", *settings]) == 0
+    assert "0.500" in capsys.readouterr().out
+
+
+def test_account_finds_the_noise_of_a_budget(capsys):
+    assert main(["account", "--target-epsilon", "0.5", "--sample-rate", "0.025", "--epochs", "80"]) == 0
+    assert "noise multiplier = 10.0" in capsys.readouterr().out
+
+
+def test_account_compares_accountants_and_marks_the_one_that_is_no_guarantee(capsys):
+    main(
+        [
+            "account",
+            "--noise-multiplier",
+            "10",
+            "--sample-rate",
+            "0.025",
+            "--steps",
+            "3200",
+            "--accountant",
+            "all",
+        ]
+    )
+    out = capsys.readouterr().out
+    assert "RDP classic" in out
+    assert out.count("not a guarantee") == 1
+
+
+def test_account_speaks_json(capsys):
+    main(["account", "--noise-multiplier", "0", "--sample-rate", "0.1", "--steps", "10", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] is None
+    assert found["adjacency"] == "add-remove"
+
+
+def test_methods_are_listed_with_their_papers(capsys):
+    assert main(["methods"]) == 0
+    assert "Abadi" in capsys.readouterr().out
+
+
+def test_a_run_leaves_everything_behind(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--target-epsilon", "1", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "test accuracy" in said
+    assert "epsilon = 1.000" in said or "epsilon = 0.99" in said
+    assert str(out / "statement.txt") in said
+    expected = {
+        "config.yaml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "statement.txt",
+        "statement.json",
+        "curve.png",
+    }
+    assert files(out) == expected
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    statement = json.loads((out / "statement.json").read_text())
+    assert statement["guarantee"] is True
+    assert statement["epsilon"] <= 1.0
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_saved_model_loads_into_the_same_architecture(tmp_path):
+    main([*SHORT, "--out", str(tmp_path / "run"), "--model", "mlp"])
+    model = models.build("mlp", (1, 8, 8), 10)
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_the_written_config_repeats_the_run(tmp_path):
+    seeded = ["--insecure-noise-seed", "3", "--noise-multiplier", "4"]
+    main([*SHORT, *seeded, "--out", str(tmp_path / "a")])
+    assert (
+        main(["train", "--quiet", "--config", str(tmp_path / "a/config.yaml"), "--out", str(tmp_path / "b")])
+        == 0
+    )
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_flags_win_over_the_config_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("epochs: 1\ntarget-delta: 1e-6\nlr: 0.5\n")
+    main(["train", "--quiet", "--config", str(file), "--lr", "2", "--out", str(tmp_path / "run")])
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (config["epochs"], config["target-delta"], config["lr"]) == (1.0, 1e-6, 2.0)
+
+
+def test_every_setting_survives_the_way_through_yaml():
+    config = TrainConfig(data="mnist", private=5, ema_decay=0.5, noise_multiplier=2.0)
+    assert TrainConfig.from_dict(yaml.safe_load(config.to_yaml())) == config
+
+
+def test_seeded_noise_is_called_no_guarantee(tmp_path, capsys):
+    main([*SHORT, "--insecure-noise-seed", "1", "--out", str(tmp_path / "run")])
+    assert "NO GUARANTEE" in capsys.readouterr().out
+    assert "seeded noise" in (tmp_path / "run/statement.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--sampler", "truncated"],
+        ["--sampler", "shuffled", "--target-epsilon", "8"],
+        ["--sampler", "full", "--target-epsilon", "8"],
+        ["--clip", "psac"],
+        ["--clip", "per-layer", "--optimizer", "adam", "--lr", "0.05"],
+        ["--schedule", "cosine", "--ema-decay", "0.9"],
+        ["--max-physical-batch-size", "50", "--private", "600"],
+        ["--adjacency", "replace-one"],
+    ],
+    ids=" ".join,
+)
+def test_settings_combine(flags, tmp_path):
+    assert main([*SHORT, *flags, "--out", str(tmp_path / "run")]) == 0
+
+
+WRONG = [
+    (["--data", "mnits"], "mnits"),
+    (["--data", "mnist", "--data-dir", "/nowhere"], "/nowhere"),
+    (["--data", "npz:missing.npz", "--dataset-size", "9"], "missing.npz"),
+    (["--model", "transformer"], "transformer"),
+    (["--model", "no.such:Class"], "no.such"),
+    (["--method", "magic"], "magic"),
+    (["--target-epsilon", "nan"], "target_epsilon = nan"),
+    (["--target-epsilon", "-1"], "target_epsilon = -1.0"),
+    (["--noise-multiplier", "-2"], "noise_multiplier = -2.0"),
+    (["--target-delta", "0"], "target_delta = 0.0"),
+    (["--max-grad-norm", "0"], "max_grad_norm = 0.0"),
+    (["--batch-size", "0"], "batch-size = 0"),
+    (["--batch-size", "99999"], "batch-size = 99999"),
+    (["--epochs", "0"], "epochs = 0.0"),
+    (["--lr", "nan"], "lr = nan"),
+    (["--device", "abacus"], "abacus"),
+    (["--momentum", "0.9", "--optimizer", "adam"], "momentum"),
+    (["--config", "missing.yaml"], "missing.yaml"),
+    (["--private", "99999"], "99999"),
+]
+
+
+@pytest.mark.parametrize(("flags", "named"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
+def test_a_wrong_setting_is_named_and_nothing_is_written(flags, named, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*SHORT, *flags, "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "gnomon: error:" in said
+    assert named in said
+    assert "Traceback" not in said
+    assert not out.exists() or not files(out)
+
+
+def test_a_misspelt_key_in_the_config_is_named_with_the_right_one(tmp_path, capsys):
+    file = tmp_path / "c.yaml"
+    file.write_text("target-epsilom: 1\n")
+    assert main([*SHORT, "--config", str(file)]) == 2
+    assert "'target-epsilon'" in capsys.readouterr().err
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
+    out = tmp_path / "run"
+    main([*SHORT, "--out", str(out)])
+    before = (out / "model.safetensors").read_bytes()
+    assert main([*SHORT, "--out", str(out)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == before
+    assert main([*SHORT, "--out", str(out), "--overwrite"]) == 0
+
+
+def test_own_arrays_need_a_declared_size(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
+    file = tmp_path / "own.npz"
+    np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    data = ["--data", f"npz:{file}", "--batch-size", "50"]
+    assert main([*SHORT, *data, "--out", str(tmp_path / "a")]) == 2
+    assert "dataset-size" in capsys.readouterr().err
+    assert main([*SHORT, *data, "--dataset-size", "200", "--out", str(tmp_path / "b")]) == 0
+
+
+def test_a_nan_in_the_data_does_not_reach_the_model(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
+    x[3, 2], x[7, 1] = np.nan, np.inf
+    file = tmp_path / "own.npz"
+    np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    settings = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "200"]
+    assert main([*SHORT, *settings, "--out", str(tmp_path / "run")]) == 0
+    weights = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def test_help_teaches_without_waiting_for_torch():
+    started = time.monotonic()
+    said = subprocess.run(
+        [sys.executable, "-m", "gnomon.cli", "train", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "examples:" in said
+    assert "--target-epsilon" in said
+    code = "import sys, gnomon.cli; gnomon.cli._parser(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert time.monotonic() - started < 60
+
+
+def test_ctrl_c_writes_everything_and_exits_with_130(tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gnomon.cli", "train", "--epochs", "100000", "--noise-multiplier", "5",
+         "--out", str(out), "--quiet"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "stopped by Ctrl-C" in said
+    statement = json.loads((out / "statement.json").read_text())
+    assert statement["steps"] >= 1
+    assert {"model.safetensors", "curve.png", "statement.txt", "config.yaml"} <= files(out)
