@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from workloads import losses
 
 import gnomon
 from gnomon.training.trainer import Trainer
+from workloads import losses
 
 Step = Callable[[], object]
 
@@ -80,8 +80,7 @@ def _opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Step:
         optimizer.zero_grad()
         outputs = private(x)
         if outputs.dim() == 3 and mode == "ghost":
-            # ghost mode averages what the criterion returns for each position
-            loss = criterion(outputs.transpose(1, 2), y)
+            loss = criterion(outputs.flatten(0, 1), y.flatten(), shape=outputs.shape)
         elif outputs.dim() == 3:
             loss = losses(outputs, y).mean()
         else:

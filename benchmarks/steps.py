@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import ENGINES
 from matplotlib.figure import Figure
+
+from engines import ENGINES
 from workloads import WORKLOADS, Workload
 
 COLOURS = {

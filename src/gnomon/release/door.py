@@ -19,7 +19,7 @@ from gnomon.clipping.rules import total
 from gnomon.release.noise import NoiseSource
 from gnomon.updates import Updates
 
-CHUNK = 2**17
+CHUNK = 2**16
 """How many numbers are noised at a time, so that float64 costs no memory to speak of."""
 
 SMALLEST_DEVIATION = 1e-25
@@ -141,8 +141,7 @@ def noised(values: Tensor, deviation: float, noise: NoiseSource) -> Tensor:
     >>> noised(torch.zeros(2), 1.0, SeededNoise(0)).dtype
     torch.float64
     """
-    drawn = noise.normal(values.numel()).to(values.device)
-    exact = torch.add(values.double(), drawn, alpha=deviation)
+    exact = noise.normal(values.numel()).to(values.device).mul_(deviation).add_(values)
     # adding and taking away 1.5 * 2^52 grid steps rounds to the nearest of them
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
     shift = 1.5 * 2.0**52 * grid

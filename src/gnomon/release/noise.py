@@ -73,20 +73,19 @@ class SecureNoise:
 
 
 def box_muller(words: Tensor) -> Tensor:
-    """As many independent standard normals as there are random 64-bit words; an even number. Eats the words.
+    """As many independent standard normals as there are random 64-bit words; an even number.
 
-    Of each word 54 bits are used: in the first half as the radius, in the second as the angle. The tail
-    reaches 8.6 standard deviations.
+    They take the place of the words in memory. Of each word 54 bits are used: in the first half as the
+    radius, in the second as the angle. The tail reaches 8.6 standard deviations.
 
     >>> box_muller(torch.tensor([2**62, 2**62])).round(decimals=4)  # radius sqrt(2 ln 2), a quarter turn
     tensor([0.0000, 1.1774], dtype=torch.float64)
     """
-    half = len(words) // 2
-    values = words.bitwise_right_shift_(10).double()  # whole numbers in [-2^53, 2^53)
-    radius, angle = values[:half], values[half:]
+    values = words.view(torch.float64)
+    values.copy_(words.bitwise_right_shift_(10))  # whole numbers in [-2^53, 2^53)
+    radius, angle = values[: len(values) // 2], values[len(values) // 2 :]
     # |k + 1/2| 2^-53 lies inside (0, 1): its logarithm is finite
-    radius.add_(0.5).abs_().mul_(2.0**-53).log_().mul_(-2.0)
-    radius.sqrt_()
+    radius.add_(0.5).abs_().mul_(2.0**-53).log_().mul_(-2.0).sqrt_()
     angle.mul_(math.pi * 2.0**-53)
     cosine = angle.cos()
     angle.sin_().mul_(radius)

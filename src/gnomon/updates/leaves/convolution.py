@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnomon.updates.leaves.factored import Factored
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
 
 
 class Convolution(Leaf):
@@ -70,9 +70,10 @@ class Convolution(Leaf):
 
     def square_ceilings(self) -> Tensor:
         """Each input cell is in at most as many windows as the kernel has cells."""
-        a = torch.linalg.vector_norm(self.inputs.flatten(1), dim=1, dtype=torch.float64)
-        b = torch.linalg.vector_norm(self.outputs.flatten(1), dim=1, dtype=torch.float64)
-        return (a * b).square_() * self.shape[2:].numel()
+        size = len(self)
+        a = row_square_norms(self.inputs.reshape(size, self.inputs.shape[1:].numel()))
+        b = row_square_norms(self.outputs.reshape(size, self.outputs.shape[1:].numel()))
+        return a * b * self.shape[2:].numel()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves.leaf import Leaf
+from gnomon.updates.leaves.leaf import Leaf, row_square_norms
 
 
 class Dense(Leaf):
@@ -36,6 +38,10 @@ class Dense(Leaf):
         return self.values
 
     def square_norms(self) -> Tensor:
+        return self._square_norms
+
+    @cached_property
+    def _square_norms(self) -> Tensor:
         return row_square_norms(self.values.reshape(len(self), self.shape.numel()))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -46,22 +52,6 @@ class Dense(Leaf):
 
     def double(self) -> Dense:
         return Dense(self.values.double())
-
-
-def row_square_norms(rows: Tensor) -> Tensor:
-    """Square norms of the rows, in float64; float32 does the work where it neither over- nor underflows.
-
-    >>> row_square_norms(torch.tensor([[3.0, 4.0], [1e-30, 0.0]]))
-    tensor([2.5000e+01, 1.0000e-60], dtype=torch.float64)
-    """
-    if rows.dtype is torch.float64:
-        return torch.linalg.vector_norm(rows, dim=1).square_()
-    norms = torch.linalg.vector_norm(rows, dim=1).double()
-    unsafe = ~((norms > 1e-12) & (norms < 1e15))
-    if bool(unsafe.any()):
-        index = unsafe.nonzero().squeeze(1)
-        norms[index] = torch.linalg.vector_norm(rows[index], dim=1, dtype=torch.float64)
-    return norms.square_()
 
 
 class Zero(Leaf):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
 
 
 class Factored(Leaf):
@@ -54,31 +56,43 @@ class Factored(Leaf):
         return total.reshape(self.shape)
 
     def square_norms(self) -> Tensor:
-        if self.length == 1:  # |b a^T| = |a| |b|
-            return self.square_ceilings()
-        if not self.ghost_is_cheaper():
-            return super().square_norms()
-        return exact_where_cancelled(self, self._ghost_norms(), self.square_ceilings())
+        return self._measured[0]
 
     def square_ceilings(self) -> Tensor:
         """`|A_i|^2 |B_i|^2`, by Cauchy and Schwarz."""
-        a = torch.linalg.vector_norm(self.inputs, dim=(2, 3), dtype=torch.float64)
-        b = torch.linalg.vector_norm(self.outputs, dim=(2, 3), dtype=torch.float64)
-        return (a * b).square_().sum(1)
+        return self._measured[1]
 
-    def _ghost_norms(self) -> Tensor:
-        """`sum (A_i A_i^T) * (B_i B_i^T)`; not a number where float32 would over- or underflow."""
+    @cached_property
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Square norms and their ceilings."""
+        if self.length > 1 and self.ghost_is_cheaper():
+            square, ceiling = self._ghost()
+            return exact_where_cancelled(self, square, ceiling), ceiling
+        size, groups = self.inputs.shape[:2]
+        a = row_square_norms(self.inputs.reshape(size * groups, self.inputs.shape[2:].numel()))
+        b = row_square_norms(self.outputs.reshape(size * groups, self.outputs.shape[2:].numel()))
+        ceiling = (a * b).view(size, groups).sum(1)
+        return (ceiling if self.length == 1 else super().square_norms()), ceiling  # |b a^T| = |a| |b|
+
+    def _ghost(self) -> tuple[Tensor, Tensor]:
+        """`sum (A_i A_i^T) * (B_i B_i^T)`, not a number where float32 would over- or underflow; ceilings."""
         size, groups, length, _ = self.inputs.shape
         square = self.like.new_zeros(size, dtype=torch.float64)
+        ceiling = torch.zeros_like(square)
         step = max(1, CHUNK_BYTES // max(1, groups * length * length * self.like.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
             a = self.inputs[part] @ self.inputs[part].mT  # (b, H, T, T)
             b = self.outputs[part] @ self.outputs[part].mT
-            safe = _in_range(a) & _in_range(b)
+            trace_a, trace_b = (x.diagonal(0, 2, 3).sum(2, dtype=torch.float64) for x in (a, b))
+            ceiling[part] = (trace_a * trace_b).sum(1)
             sums = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
-            square[part] = torch.where(safe, sums, torch.nan)
-        return square
+            square[part] = torch.where(_in_range(trace_a) & _in_range(trace_b), sums, torch.nan)
+            if bool(square[part].isnan().any()):  # exact ceilings, where squares left float32
+                exact_a, exact_b = self.inputs[part].double(), self.outputs[part].double()
+                norms = (exact_a.square().sum((2, 3)), exact_b.square().sum((2, 3)))
+                ceiling[part] = (norms[0] * norms[1]).sum(1)
+        return square, ceiling
 
     def ghost_is_cheaper(self) -> bool:
         """Whether T^2 (in + out) multiplications beat the T in out of writing the matrix out."""
@@ -119,12 +133,9 @@ class Factored(Leaf):
         return Factored(self.inputs.double(), self.outputs.double(), self.shape)
 
 
-def _in_range(products: Tensor) -> Tensor:
-    """Whether a sample's squares (B, H, T, T) neither vanish nor overflow in their precision, (B,)."""
-    if not products.numel():
-        return products.new_ones(len(products), dtype=torch.bool)
-    largest = products.diagonal(0, 2, 3).flatten(1).amax(1).double()
-    return (largest == 0) | ((largest > 1e-24) & (largest < 1e15))
+def _in_range(traces: Tensor) -> Tensor:
+    """Whether a sample's sums of squares (B, H) neither vanish nor overflow in float32, (B,)."""
+    return ((traces == 0) | ((traces > 1e-24) & (traces < 1e15))).all(1)
 
 
 def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor:

@@ -64,8 +64,7 @@ class Leaf(ABC):
         """`|g_i|^2` in float64, (B,)."""
         total = self.like.new_zeros(len(self), dtype=torch.float64)
         for start, stop in self._cuts(len(self)):
-            block = self.block(start, stop).flatten(1)
-            total += torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square_()
+            total += row_square_norms(self.block(start, stop).flatten(1))
         return total
 
     def square_ceilings(self) -> Tensor:
@@ -97,3 +96,19 @@ class Leaf(ABC):
         step = max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, self.rows, step):
             yield start, min(start + step, self.rows)
+
+
+def row_square_norms(rows: Tensor) -> Tensor:
+    """Square norms of the rows, in float64; float32 does the work where it neither over- nor underflows.
+
+    >>> row_square_norms(torch.tensor([[3.0, 4.0], [1e-30, 0.0]]))
+    tensor([2.5000e+01, 1.0000e-60], dtype=torch.float64)
+    """
+    if rows.dtype is torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1).square_()
+    norms = torch.linalg.vector_norm(rows, dim=1).double()
+    unsafe = ~((norms > 1e-12) & (norms < 1e15))
+    if bool(unsafe.any()):
+        index = unsafe.nonzero().squeeze(1)
+        norms[index] = torch.linalg.vector_norm(rows[index], dim=1, dtype=torch.float64)
+    return norms.square_()
