@@ -26,9 +26,7 @@ class Transformer(nn.Module):
     def __init__(self, vocabulary: int = 512, width: int = 256, layers: int = 4) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
 
@@ -52,9 +50,7 @@ WORKLOADS = (
     ),
     Workload(
         "MLP 784-1024-1024-10, B = 256",
-        lambda: nn.Sequential(
-            nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-        ),
+        lambda: nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)),
         lambda: (torch.randn(256, 784), torch.randint(0, 10, (256,))),
         30,
     ),

@@ -103,10 +103,7 @@ def test_the_saved_model_loads_into_the_same_architecture(tmp_path):
 def test_the_written_config_repeats_the_run(tmp_path):
     seeded = ["--insecure-noise-seed", "3", "--noise-multiplier", "4"]
     main([*SHORT, *seeded, "--out", str(tmp_path / "a")])
-    assert (
-        main(["train", "--quiet", "--config", str(tmp_path / "a/config.yaml"), "--out", str(tmp_path / "b")])
-        == 0
-    )
+    assert main(["train", "--quiet", "--config", str(tmp_path / "a/config.yaml"), "--out", str(tmp_path / "b")]) == 0
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 

@@ -33,9 +33,7 @@ def pipeline(path: Path) -> None:
     for i, (name, question, place, colour) in enumerate(STAGES):
         left = 0.15 + 1.98 * i
         text = "white" if colour == DOOR else INK
-        axes.add_patch(
-            FancyBboxPatch((left, 0.85), 1.6, 1.25, "round,pad=0.04", facecolor=colour, edgecolor=INK)
-        )
+        axes.add_patch(FancyBboxPatch((left, 0.85), 1.6, 1.25, "round,pad=0.04", facecolor=colour, edgecolor=INK))
         axes.text(left + 0.8, 1.82, name, ha="center", weight="bold", color=text, fontsize=12)
         axes.text(left + 0.8, 1.33, question, ha="center", va="center", color=text, fontsize=9)
         axes.text(left + 0.8, 0.96, place, ha="center", color=text, fontsize=8, family="monospace")

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon import accounting, clipping, data, methods, models, release, updates
+    from gnomon import accounting, clipping, data, methods, models, release, subspaces, updates
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -28,10 +28,11 @@ __all__ = [
     "methods",
     "models",
     "release",
+    "subspaces",
     "updates",
 ]
 
-_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "updates"}
+_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "subspaces", "updates"}
 
 
 def __getattr__(name: str) -> Any:

@@ -78,9 +78,7 @@ def _add_train(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_train)
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it"
-    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -148,9 +146,7 @@ def _add_account(commands: Any) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--noise-multiplier", type=float, metavar="X", help="noise in units of the clip bound")
     which.add_argument("--target-epsilon", type=float, metavar="X", help="the budget to find noise for")
-    parser.add_argument(
-        "--sample-rate", type=float, required=True, metavar="Q", help="probability to join a step"
-    )
+    parser.add_argument("--sample-rate", type=float, required=True, metavar="Q", help="probability to join a step")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, metavar="N", help="number of noisy steps")
     length.add_argument("--epochs", type=float, metavar="X", help="steps times sample rate")
@@ -161,9 +157,7 @@ def _add_account(commands: Any) -> None:
         choices=("pld", "rdp", "rdp-classic", "gdp", "all"),
         help="pld is tight; rdp-classic is what papers printed; gdp is an approximation, no guarantee",
     )
-    parser.add_argument(
-        "--adjacency", choices=("add-remove", "zero-out", "replace-one"), default="add-remove"
-    )
+    parser.add_argument("--adjacency", choices=("add-remove", "zero-out", "replace-one"), default="add-remove")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

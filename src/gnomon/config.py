@@ -29,9 +29,7 @@ class TrainConfig:
     gnomon.validate.SettingError: setting = 'target-epsilom' is not allowed: give 'target-epsilon'
     """
 
-    data: str = setting(
-        "digits", "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE", group="data"
-    )
+    data: str = setting("digits", "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE", group="data")
     data_dir: str | None = setting(
         None, "folder with the official files (default: GNOMON_DATA or ./data)", group="data"
     )
@@ -55,9 +53,7 @@ class TrainConfig:
     )
     target_delta: float = setting(1e-5, "delta; keep it well below 1 / records", group="privacy")
     max_grad_norm: float = setting(1.0, "clip bound C", group="privacy")
-    clip: str = setting(
-        "flat", "clip rule", ("flat", "automatic", "normalised", "psac", "per-layer"), group="privacy"
-    )
+    clip: str = setting("flat", "clip rule", ("flat", "automatic", "normalised", "psac", "per-layer"), group="privacy")
     sampler: str = setting(
         "poisson",
         "how batches are drawn; shuffled and full are accounted without amplification",
@@ -109,9 +105,7 @@ class TrainConfig:
 
     def to_yaml(self) -> str:
         """All settings, as a file that `--config` reads."""
-        return yaml.safe_dump(
-            {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False
-        )
+        return yaml.safe_dump({f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -118,9 +118,7 @@ def private_records(config: TrainConfig, source: Source) -> Records:
 def build_trainer(config: TrainConfig, source: Source, *, progress: bool = True) -> Trainer:
     """The Trainer that a config stands for, on a source."""
     name = config.model or models.default_model(source)
-    model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(
-        _device(config.device)
-    )
+    model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(_device(config.device))
     optimizer = _optimizer(config, model)
     size = _declared_size(config, source)
     sampler, divisor = _sampling(config, size)
@@ -203,9 +201,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SettingError(
-            "device", name, f"a device of this machine ({str(error).splitlines()[0]})"
-        ) from None
+        raise SettingError("device", name, f"a device of this machine ({str(error).splitlines()[0]})") from None
     return device
 
 
@@ -222,6 +218,5 @@ def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """JSON has neither NaN nor infinity."""
     return {
-        key: value if not isinstance(value, float) or math.isfinite(value) else None
-        for key, value in record.items()
+        key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in record.items()
     }

@@ -24,9 +24,7 @@ def test_the_same_question_is_answered_from_memory():
     assert account.epsilon(1e-5) is account.epsilon(1e-5)
 
 
-@pytest.mark.parametrize(
-    "sampler", [Poisson(0.05), FullBatch(), Shuffled(7), TruncatedPoisson(0.05, 90, 1000)]
-)
+@pytest.mark.parametrize("sampler", [Poisson(0.05), FullBatch(), Shuffled(7), TruncatedPoisson(0.05, 90, 1000)])
 def test_one_step_more_than_affordable_is_too_much(sampler):
     account = Account(sampler, 3.0)
     most = account.affordable(2.0, 1e-5)
@@ -40,9 +38,7 @@ def test_nothing_is_affordable_without_noise():
     assert Account(Poisson(0.1), 0.0).affordable(1.0, 1e-5) == 0
 
 
-@pytest.mark.parametrize(
-    "sampler", [Poisson(0.05), FullBatch(), Shuffled(7), TruncatedPoisson(0.05, 90, 1000)]
-)
+@pytest.mark.parametrize("sampler", [Poisson(0.05), FullBatch(), Shuffled(7), TruncatedPoisson(0.05, 90, 1000)])
 def test_an_account_survives_json(sampler):
     account = Account(sampler, 3.0, adjacency="zero-out")
     account.charge(12)

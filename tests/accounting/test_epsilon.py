@@ -129,9 +129,7 @@ def test_a_partial_epoch_counts_as_a_whole_one():
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp-classic"])
 def test_replace_one_without_sampling_is_half_the_noise(accountant):
     run = {"steps": 10, "delta": 1e-5, "sampler": FullBatch(), "accountant": accountant}
-    assert epsilon(noise_multiplier=4.0, adjacency="replace-one", **run) == epsilon(
-        noise_multiplier=2.0, **run
-    )
+    assert epsilon(noise_multiplier=4.0, adjacency="replace-one", **run) == epsilon(noise_multiplier=2.0, **run)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +170,7 @@ def test_a_refusal_names_what_works():
         epsilon(**RUN, sample_rate=0.1, sampler=FullBatch())
 
 
-@pytest.mark.parametrize(
-    "bad", [lambda: Shuffled(0), lambda: TruncatedPoisson(0.1, 0, 10), lambda: Poisson(2)]
-)
+@pytest.mark.parametrize("bad", [lambda: Shuffled(0), lambda: TruncatedPoisson(0.1, 0, 10), lambda: Poisson(2)])
 def test_bad_samplers_are_refused(bad):
     with pytest.raises(SettingError):
         bad()

@@ -45,13 +45,9 @@ def test_the_table_of_two_papers(steps, sigma, paper, classic, improved, limit, 
     assert at(sampler=Shuffled(40)) == pytest.approx(plain, abs=0.06 if plain > 11 and steps > 1200 else 0.01)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "replaced"), [(2, 37.6), (4, 14.8), (6, 8.94), (8, 6.33), (10, 4.87), (18, 2.48)]
-)
+@pytest.mark.parametrize(("sigma", "replaced"), [(2, 37.6), (4, 14.8), (6, 8.94), (8, 6.33), (10, 4.87), (18, 2.48)])
 def test_replace_one_doubles_what_a_record_moves_in_a_shuffled_epoch(sigma, replaced):
-    found = epsilon(
-        noise_multiplier=sigma, steps=1200, delta=1e-5, sampler=Shuffled(40), adjacency="replace-one"
-    )
+    found = epsilon(noise_multiplier=sigma, steps=1200, delta=1e-5, sampler=Shuffled(40), adjacency="replace-one")
     assert found == pytest.approx(replaced, abs=0.06)
 
 

@@ -61,9 +61,7 @@ def test_a_sample_with_a_non_finite_norm_weighs_exactly_nothing(norms, rule, bou
 def test_flat_clipping_leaves_short_gradients_alone_and_puts_long_ones_on_the_ball(norms, bound):
     length, weights = total(norms), Flat().weights(norms, bound)
     assert (weights[length <= bound] == 1).all()
-    torch.testing.assert_close(
-        (weights * length)[length > bound], torch.full_like(length, bound)[length > bound]
-    )
+    torch.testing.assert_close((weights * length)[length > bound], torch.full_like(length, bound)[length > bound])
 
 
 @few

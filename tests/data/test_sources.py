@@ -156,9 +156,7 @@ def test_digits_need_no_files_and_lie_between_zero_and_one():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(
-    ("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)]
-)
+@pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
 def test_idx_files_are_read_packed_or_not_and_standardised(name, mean, std, packed, tmp_path):
     images, labels = write_mnist(tmp_path / name, packed)["train"]
     source = load(name, tmp_path)
@@ -223,9 +221,7 @@ def test_a_truncated_cifar_batch_is_named(tmp_path):
 def test_packed_cifar_points_to_the_script_that_unpacks_it(tmp_path):
     for name in ("cifar10_train.npz", "unpack.py"):
         (tmp_path / name).touch()
-    with pytest.raises(
-        DataError, match=r"run `python .*unpack.py DEST` and point data_dir \(--data-dir\) at DEST"
-    ):
+    with pytest.raises(DataError, match=r"run `python .*unpack.py DEST` and point data_dir \(--data-dir\) at DEST"):
         load("cifar10", tmp_path)
 
 

@@ -159,9 +159,7 @@ def test_long_parameters_get_noise_in_every_place():
 
 
 @few
-@given(
-    rows=batches(least=1), rule=rules, bad=st.sampled_from([math.nan, math.inf, -math.inf]), data=st.data()
-)
+@given(rows=batches(least=1), rule=rules, bad=st.sampled_from([math.nan, math.inf, -math.inf]), data=st.data())
 def test_a_non_finite_sample_equals_a_removed_one(rows, rule, bad, data):
     row = data.draw(st.integers(0, len(rows) - 1))
     broken = rows.clone()
@@ -172,9 +170,7 @@ def test_a_non_finite_sample_equals_a_removed_one(rows, rule, bad, data):
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3))
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -340,9 +336,7 @@ def test_weights_of_another_shape_are_refused(weights):
 
 @few
 @given(
-    norms=st.lists(
-        st.sampled_from([0.0, 1e-310, 1e-8, 1.0, 1e8, 1e154, 1e300, math.inf, math.nan]), min_size=1
-    ),
+    norms=st.lists(st.sampled_from([0.0, 1e-310, 1e-8, 1.0, 1e8, 1e154, 1e300, math.inf, math.nan]), min_size=1),
     weight=st.sampled_from([0.0, 1e-310, 1e-9, 1.0, 1e9, 1e300, -1.0, -1e300, math.inf, math.nan]),
     bound=bounds,
 )
@@ -363,9 +357,7 @@ def test_bounded_weights_keep_the_bound_for_any_norms_and_weights(norms, weight,
 )
 def test_released_sums_lie_on_a_grid_that_the_data_do_not_choose(deviation, value, batch):
     door = Door({"w": torch.zeros(64, dtype=torch.float64)}, 1.0, deviation, batch, SecureNoise())
-    door.admit(
-        Updates({"w": Dense(torch.full((1, 64), value / 8, dtype=torch.float64))}, torch.zeros(1)), Flat()
-    )
+    door.admit(Updates({"w": Dense(torch.full((1, 64), value / 8, dtype=torch.float64))}, torch.zeros(1)), Flat())
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
     steps = door.release()["w"] * batch / grid
     assert torch.equal(steps, steps.round())

@@ -160,6 +160,4 @@ def test_an_optimizer_of_other_parameters_is_refused():
     with pytest.raises(ValueError, match="not the model's"):
         gnomon.Trainer(model, PER_SAMPLE, torch.optim.SGD(both, lr=1), **settings)
     with pytest.raises(ValueError, match="nothing to train"):
-        gnomon.Trainer(
-            frozen(nn.Linear(4, 2)), PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings
-        )
+        gnomon.Trainer(frozen(nn.Linear(4, 2)), PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings)

@@ -170,9 +170,7 @@ def test_a_non_finite_sample_equals_a_removed_one(bad):
         (spoiled, y),
         (torch.cat([x[:7], x[8:]]), torch.cat([y[:7], y[8:]])),
     ):
-        t = trainer(
-            sampler=FullBatch(), sample_rate=None, noise=SeededNoise(0), expected_batch_size=20, steps=2
-        )
+        t = trainer(sampler=FullBatch(), sample_rate=None, noise=SeededNoise(0), expected_batch_size=20, steps=2)
         t.fit((inputs, targets))
         runs.append(weights(t))
     assert torch.isfinite(runs[0]).all()
@@ -184,9 +182,7 @@ def test_the_divisor_is_the_declared_one_whatever_the_number_of_records():
     moved = []
     for n in (20, 40):
         x, y = data(n)
-        t = trainer(
-            sampler=FullBatch(), sample_rate=None, noise_multiplier=0.0, expected_batch_size=10, steps=1
-        )
+        t = trainer(sampler=FullBatch(), sample_rate=None, noise_multiplier=0.0, expected_batch_size=10, steps=1)
         before = weights(t)
         t.fit((x[:20].repeat(n // 20, 1), y[:20].repeat(n // 20)))
         moved.append(weights(t) - before)
@@ -259,9 +255,7 @@ def test_history_has_epsilon_and_validation_and_marks_what_is_unprotected():
     t = trainer(steps=4)
     result = t.fit(data(), validation=data(10))
     assert len(result.history) == 2
-    assert {"step", "epoch", "epsilon", "seconds", "validation/accuracy", "validation/loss"} <= set(
-        result.history[0]
-    )
+    assert {"step", "epoch", "epsilon", "seconds", "validation/accuracy", "validation/loss"} <= set(result.history[0])
     assert result.history[-1]["epsilon"] == pytest.approx(float(result.epsilon), rel=0.05)
     private = [k for k in result.history[0] if "loss" in k or "clipped" in k]
     assert all(k.startswith(("unprotected/", "validation/")) for k in private)

@@ -193,9 +193,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         normal(B, 4),
     ),
     "dataclass inside": (
-        lambda: model_of(
-            lambda s, x: s.inner(x).value, inner=model_of(lambda s, x: Held(x * s.p), p=parameter(4))
-        ),
+        lambda: model_of(lambda s, x: s.inner(x).value, inner=model_of(lambda s, x: Held(x * s.p), p=parameter(4))),
         normal(B, 4),
     ),
     "dictionary with other things": (
@@ -283,9 +281,7 @@ RIGHT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         normal(B, 4),
     ),
     "hands its input on": (
-        lambda: model_of(
-            lambda s, x: s.q(torch.tanh(s.e(x)) @ s.e.weight[:4].T), e=nn.Embedding(11, 4), q=Pass()
-        ),
+        lambda: model_of(lambda s, x: s.q(torch.tanh(s.e(x)) @ s.e.weight[:4].T), e=nn.Embedding(11, 4), q=Pass()),
         tokens,
     ),
     "hands its input on, in a pair": (
@@ -458,9 +454,7 @@ def test_dropout_uses_one_mask_for_outputs_and_updates(kind):
     torch.manual_seed(0)
     make = {
         "module": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
-        "functional": lambda: model_of(
-            lambda s, x: s.b(F.dropout(s.a(x))), a=nn.Linear(4, 8), b=nn.Linear(8, 2)
-        ),
+        "functional": lambda: model_of(lambda s, x: s.b(F.dropout(s.a(x))), a=nn.Linear(4, 8), b=nn.Linear(8, 2)),
         "lstm": lambda: model_of(
             lambda s, x: s.b(s.a(x)[0]), a=nn.LSTM(4, 8, 2, dropout=0.5, batch_first=True), b=nn.Linear(8, 2)
         ),
@@ -499,9 +493,7 @@ def test_an_input_changed_in_place_after_use_is_refused_by_name():
         x.add_(1)
         return h
 
-    refused(
-        model_of(forward, layer=nn.Linear(4, 3)), torch.randn(B, 4), "input of module 'layer'", RuntimeError
-    )
+    refused(model_of(forward, layer=nn.Linear(4, 3)), torch.randn(B, 4), "input of module 'layer'", RuntimeError)
 
 
 def test_random_numbers_in_a_module_without_a_rule_are_refused_by_name():
@@ -511,9 +503,7 @@ def test_random_numbers_in_a_module_without_a_rule_are_refused_by_name():
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
 def test_a_trainable_batch_norm_is_refused(kind):
-    refused(
-        nn.Sequential(nn.Linear(4, 4), kind(4)), torch.randn(B, 4), "BatchNorm", (RuntimeError, ValueError)
-    )
+    refused(nn.Sequential(nn.Linear(4, 4), kind(4)), torch.randn(B, 4), "BatchNorm", (RuntimeError, ValueError))
 
 
 def test_scripted_models_are_refused():
@@ -539,9 +529,7 @@ def test_an_error_in_forward_comes_through_and_leaves_no_trace():
             raise KeyError("boom")
         return h
 
-    model = model_of(
-        forward, layer=nn.Linear(4, 4), recurrent=nn.GRU(4, 4, batch_first=True), spare=nn.PReLU()
-    )
+    model = model_of(forward, layer=nn.Linear(4, 4), recurrent=nn.GRU(4, 4, batch_first=True), spare=nn.PReLU())
     refused(model, torch.randn(B, 3, 4), "boom", KeyError)
 
 

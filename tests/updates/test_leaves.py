@@ -90,8 +90,7 @@ def convolutions(draw: st.DrawFn) -> list[tuple[Leaf, Tensor]]:
             x = x.transpose(1, -1).contiguous().transpose(1, -1)
         weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
         outputs = [
-            CONVOLVE[dims](x[i : i + 1], weight, stride=stride, dilation=dilation, groups=groups)
-            for i in range(size)
+            CONVOLVE[dims](x[i : i + 1], weight, stride=stride, dilation=dilation, groups=groups) for i in range(size)
         ]
         cotangents = [maker.normal(*out.shape) for out in outputs]
         expected = [torch.autograd.grad(o, weight, c)[0] for o, c in zip(outputs, cotangents, strict=True)]
@@ -200,9 +199,7 @@ def test_sums_are_right_also_when_large_terms_nearly_cancel(kind, ratio):
 
 
 @pytest.mark.parametrize("length", [1, 4])
-@pytest.mark.parametrize(
-    ("scale_in", "scale_out"), [(1e-18, 1e-18), (1e18, 1e-18), (1e-16, 1e16), (1e8, 1e8)]
-)
+@pytest.mark.parametrize(("scale_in", "scale_out"), [(1e-18, 1e-18), (1e18, 1e-18), (1e-16, 1e16), (1e8, 1e8)])
 def test_norms_are_right_for_very_small_and_very_large_factors(length, scale_in, scale_out):
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(3, 1, length, 30, generator=generator) * scale_in
@@ -214,9 +211,7 @@ def test_norms_are_right_for_very_small_and_very_large_factors(length, scale_in,
 
 @pytest.mark.parametrize(("scale_in", "scale_out"), [(2e-23, 1e17), (1e-22, 1e18), (1e20, 1e-20)])
 def test_factors_whose_squares_leave_float32_still_have_a_norm(scale_in, scale_out):
-    leaf = Factored(
-        torch.full((1, 1, 4, 30), scale_in), torch.full((1, 1, 4, 30), scale_out), torch.Size([30, 30])
-    )
+    leaf = Factored(torch.full((1, 1, 4, 30), scale_in), torch.full((1, 1, 4, 30), scale_out), torch.Size([30, 30]))
     exact = leaf.double().dense().norm().item()
     assert leaf.square_norms().sqrt().item() == pytest.approx(exact, rel=1e-3)
 

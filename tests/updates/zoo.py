@@ -169,9 +169,7 @@ class Two(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(
-        self, cross: bool = False, batch_first: bool = True, weights: bool = True, **settings: Any
-    ) -> None:
+    def __init__(self, cross: bool = False, batch_first: bool = True, weights: bool = True, **settings: Any) -> None:
         super().__init__()
         self.attend = nn.MultiheadAttention(8, 2, batch_first=batch_first, **settings)
         self.cross, self.weights, self.batch_first = cross, weights, batch_first
@@ -223,9 +221,7 @@ def sequential_first(*layers: nn.Module) -> nn.Module:
 B = 5
 
 CASES: dict[str, Case] = {
-    "linear": Case(
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), lambda b: torch.randn(b, 4)
-    ),
+    "linear": Case(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), lambda b: torch.randn(b, 4)),
     "linear without bias": Case(lambda: nn.Linear(4, 3, bias=False), lambda b: torch.randn(b, 4)),
     "linear on sequences": Case(lambda: sequential_first(nn.Linear(6, 3)), sequences(3, 4)),
     "linear on long sequences": Case(lambda: sequential_first(nn.Linear(6, 3)), sequences(40, 4)),
@@ -262,9 +258,7 @@ CASES: dict[str, Case] = {
     "cross attention": Case(lambda: Attention(cross=True), sequences(3, 8)),
     "attention with other keys": Case(lambda: Attention(cross=True, kdim=6, vdim=6), sequences(3, 8)),
     "attention, time first": Case(lambda: Attention(batch_first=False), sequences(3, 8)),
-    "attention, time first, as long as the batch": Case(
-        lambda: Attention(batch_first=False), sequences(B, 8)
-    ),
+    "attention, time first, as long as the batch": Case(lambda: Attention(batch_first=False), sequences(B, 8)),
     "attention with added keys": Case(lambda: Attention(add_bias_kv=True), sequences(3, 8)),
     "masked attention": Case(Masked, sequences(4, 8)),
     "transformer layer": Case(
@@ -287,16 +281,12 @@ CASES: dict[str, Case] = {
     "gru": Case(lambda: Recurrent(nn.GRU, batch_first=True, num_layers=2), sequences(4, 4)),
     "gru without bias": Case(lambda: Recurrent(nn.GRU, bias=False, bidirectional=True), sequences(B, 4)),
     "rnn": Case(lambda: Recurrent(nn.RNN, nonlinearity="relu"), sequences(4, 4)),
-    "no rule": Case(
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 2)), lambda b: torch.randn(b, 4)
-    ),
+    "no rule": Case(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 2)), lambda b: torch.randn(b, 4)),
     "no rule, transposed convolution": Case(lambda: nn.ConvTranspose2d(2, 3, 2), images(2, 4, 4)),
     "two inputs": Case(Two, lambda b: (torch.randn(b, 4), torch.randn(b, 2))),
     "nested inputs": Case(Named, lambda b: {"a": torch.randn(b, 4), "b": {"x": torch.randn(b, 2)}}),
     "own parameters": Case(OwnParameters, sequences(3, 4)),
-    "own parameters, hidden use": Case(
-        lambda: nn.Sequential(nn.Linear(4, 4), Inner()), lambda b: torch.randn(b, 4)
-    ),
+    "own parameters, hidden use": Case(lambda: nn.Sequential(nn.Linear(4, 4), Inner()), lambda b: torch.randn(b, 4)),
     "called twice": Case(Twice, sequences(4, 4)),
     "convolved twice": Case(TwiceConvolved, images(3, 6, 5)),
     "tied": Case(TiedLanguageModel, tokens(4, 11)),

@@ -94,10 +94,7 @@ class Account:
         if not self._steps:
             return []
         entry = {"sampler": self.sampler.name, "q": self.sampler.rate if self.sampler.amplified else None}
-        return [
-            entry
-            | {"noise_multiplier": self.noise_multiplier, "steps": self._steps, "adjacency": self.adjacency}
-        ]
+        return [entry | {"noise_multiplier": self.noise_multiplier, "steps": self._steps, "adjacency": self.adjacency}]
 
     def to_dict(self) -> dict[str, Any]:
         """The account as plain values, for JSON.

@@ -43,9 +43,7 @@ def noise_multiplier(
     relation = sampler.adjacency(adjacency)
     kind = chosen_accountant(accountant)
     if kind == "gdp":
-        raise validate.SettingError(
-            "accountant", kind, "'pld', 'rdp' or 'rdp-classic': 'gdp' is no guarantee"
-        )
+        raise validate.SettingError("accountant", kind, "'pld', 'rdp' or 'rdp-classic': 'gdp' is no guarantee")
 
     def spent(sigma: float, coarser: float = 1.0) -> float:
         return bounds.bound(kind, Run(sampler, sigma, count, delta, relation), coarser).value

@@ -89,9 +89,7 @@ class Poisson(Sampling):
         return self.sample_rate
 
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-        one = dp_accounting.PoissonSampledDpEvent(
-            self.sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
-        )
+        one = dp_accounting.PoissonSampledDpEvent(self.sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
 

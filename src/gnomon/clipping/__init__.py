@@ -1,6 +1,14 @@
 """Clip rules: how much may each person count? One verb, `weights`."""
 
-from gnomon.clipping.rules import PSAC, Automatic, ClipRule, Flat, Normalised, PerLayer
+from gnomon.clipping.rules import (
+    PSAC,
+    Automatic,
+    ClipRule,
+    EmbeddingAndResidual,
+    Flat,
+    Normalised,
+    PerLayer,
+)
 
 RULES: dict[str, type[ClipRule]] = {
     "flat": Flat,
@@ -11,4 +19,13 @@ RULES: dict[str, type[ClipRule]] = {
 }
 """The rules by the name that the command line uses."""
 
-__all__ = ["PSAC", "RULES", "Automatic", "ClipRule", "Flat", "Normalised", "PerLayer"]
+__all__ = [
+    "PSAC",
+    "RULES",
+    "Automatic",
+    "ClipRule",
+    "EmbeddingAndResidual",
+    "Flat",
+    "Normalised",
+    "PerLayer",
+]

@@ -128,3 +128,36 @@ class PerLayer:
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         return finite((bound / norms.shape[1] ** 0.5 / norms).clamp_max(1.0), norms)
+
+
+@dataclass(frozen=True)
+class EmbeddingAndResidual:
+    """Two parts of one update, the first block and all others: the first is clipped to C, the rest to `residual` C.
+
+    Both are then scaled to at most `C / sqrt(2)`, so that the whole stays within C; `scales` are the factors that a
+    lift divides by. `inner` clips each part.
+
+    >>> rule = EmbeddingAndResidual(residual=0.5)
+    >>> norms = torch.tensor([[2.0, 0.0, 4.0]], dtype=torch.float64)
+    >>> (rule.weights(norms, 1.0) * norms).square()
+    tensor([[0.5000, 0.0000, 0.5000]], dtype=torch.float64)
+    """
+
+    residual: float = 0.4
+    inner: ClipRule = Flat()
+
+    def __post_init__(self) -> None:
+        validate.positive("residual", self.residual)
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name}, embedding and residual"
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        return 0.5**0.5, 0.5**0.5 / self.residual
+
+    def weights(self, norms: Tensor, bound: float) -> Tensor:
+        first = self.inner.weights(norms[:, :1], bound) * self.scales[0]
+        rest = self.inner.weights(norms[:, 1:], self.residual * bound) * self.scales[1]
+        return finite(torch.cat([first, rest.expand(-1, norms.shape[1] - 1)], 1), norms)

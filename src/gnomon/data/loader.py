@@ -29,9 +29,7 @@ class Loader:
         if self._tensors:
             sizes = {len(t) for t in pytree.tree_leaves(self._data)}
             if len(sizes) != 1:
-                raise ValueError(
-                    f"{name} holds inputs and targets of {sorted(sizes)} records: they must agree"
-                )
+                raise ValueError(f"{name} holds inputs and targets of {sorted(sizes)} records: they must agree")
             self._size = sizes.pop()
         elif isinstance(data, Sized) and hasattr(data, "__getitem__"):
             self._size = len(data)

@@ -41,9 +41,7 @@ def public_private(records: Records, *, private: int, public: int, seed: int = 0
     if private + public > len(records):
         asked = f"{private} + {public}"
         raise SettingError("private + public", asked, f"at most the {len(records)} records of the pool")
-    order = torch.randperm(
-        len(records), generator=torch.Generator().manual_seed(whole("seed", seed, least=0))
-    )
+    order = torch.randperm(len(records), generator=torch.Generator().manual_seed(whole("seed", seed, least=0)))
     secret = records[order[:private]]
     if public == 0:
         return Split(secret, records[:0])

@@ -29,15 +29,9 @@ def custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     every = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in optional and p.name not in offered
-    ]
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional and p.name not in offered]
     if needed:
-        allowed = (
-            f"a class that needs no argument but input_shape and classes; this one needs {', '.join(needed)}"
-        )
+        allowed = f"a class that needs no argument but input_shape and classes; this one needs {', '.join(needed)}"
         raise SettingError("model", name, allowed)
     model = make(**{key: value for key, value in offered.items() if every or key in named})
     if not isinstance(model, nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,16 @@ from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader, positions
 from gnomon.data.sampling import shuffle
 from gnomon.release import Door, NoiseSource, SecureNoise
+from gnomon.subspaces import Basis, Moment, projected
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import plan
-from gnomon.training.refusals import refuse_batch_norm, refuse_dependence, refuse_foreign_parameters
+from gnomon.training.refusals import (
+    refuse_batch_norm,
+    refuse_dependence,
+    refuse_foreign_parameters,
+    refuse_overlap,
+)
 from gnomon.training.statement import Statement
 from gnomon.updates import Loss, per_sample
 from gnomon.updates.gradients import batch_size
@@ -126,8 +132,10 @@ class Trainer:
         self.progress = progress
         self.average = _averaged(model, ema_decay)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
         self._independent = False
+        self._disjoint: set[int] = set()
         if example is not None:
             self._check_independence(*example)
 
@@ -173,9 +181,7 @@ class Trainer:
 
     # -- the whole job ---------------------------------------------------------------------------
 
-    def fit(
-        self, train: Any, validation: Any = None, on_epoch: Callable[[Record], None] | None = None
-    ) -> Result:
+    def fit(self, train: Any, validation: Any = None, on_epoch: Callable[[Record], None] | None = None) -> Result:
         """Train to the planned number of steps, the budget, or Ctrl-C, whichever comes first.
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs.
@@ -214,11 +220,12 @@ class Trainer:
         """records -> updates -> weights -> release -> step"""
         if self.account.steps + 1 > self.plan.affordable:
             raise BudgetExhausted(
-                f"after {self.account.steps} steps one more would exceed the target epsilon; "
-                f"spent: {self.epsilon()!r}"
+                f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
+        basis = self._basis_now()
+        before = self.method.project == "before"
         door = Door(
-            {name: p.detach() for name, p in self._parameters.items()},
+            basis.like if before else {name: p.detach() for name, p in self._parameters.items()},
             max_grad_norm=self.max_grad_norm,
             noise_multiplier=self.account.noise_multiplier,
             expected_batch_size=self.expected_batch_size,
@@ -228,12 +235,17 @@ class Trainer:
         loss_sum, count, clipped = 0.0, 0, 0
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
-            weights = door.admit(updates, self.method.clip)
+            seen = basis.coordinates(updates) if before else updates
+            if self.method.pre_noise:
+                seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
+            weights = door.admit(seen, self.method.clip)
             loss_sum += float(updates.losses.double().sum())
             count += len(updates)
             clipped += int((weights < 1).any(1).sum())
-        for name, released in door.release().items():
-            self._parameters[name].grad = released
+        released = door.release()
+        step = basis.lift(released) if before else projected(basis, released)
+        for name, value in step.items():
+            self._parameters[name].grad = value
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -246,6 +258,16 @@ class Trainer:
             "unprotected/batch": count,
         }
 
+    def _basis_now(self) -> Basis:
+        """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
+        moment = Moment(
+            self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise
+        )
+        key = self.method.subspace.key(moment)
+        if self._basis is None or self._basis[0] != key:
+            self._basis = key, self.method.subspace.basis(moment)
+        return self._basis[1]
+
     def _physical(self, loader: Loader, chosen: Tensor) -> Iterator[tuple[Any, Any]]:
         for part in chosen.split(self.max_physical_batch_size or max(1, len(chosen))):
             yield loader.take(part)
@@ -257,6 +279,9 @@ class Trainer:
         if not self._independent:
             some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
             self._check_independence(*loader.take(some))
+        if self.method.public is not None and id(train) not in self._disjoint:
+            refuse_overlap(loader, Loader(self.method.public, "public"))
+            self._disjoint.add(id(train))
         return loader
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:

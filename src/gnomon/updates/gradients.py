@@ -59,8 +59,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Update
     with torch.no_grad():
         leaves = _leaves(model, inputs, found, marks, carried, grads)
     ordered = {
-        name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach())
-        for name, p in trainable.items()
+        name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach()) for name, p in trainable.items()
     }
     return Updates(ordered, losses.detach())
 
@@ -155,18 +154,14 @@ def _refuse_parameters(trainable: dict[str, nn.Parameter]) -> None:
     """Half precision rounds by more than a clip bound can promise; hooks on parameters would not run."""
     for name, p in trainable.items():
         if p._backward_hooks:
-            raise ValueError(
-                f"parameter '{name}' has a backward hook, which per-sample updates do not run: remove it"
-            )
+            raise ValueError(f"parameter '{name}' has a backward hook, which per-sample updates do not run: remove it")
         if p.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"parameter '{name}' is {p.dtype}: use float32 or float64")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise TypeError("autocast is on: per-sample updates need float32 or float64, leave it off here")
 
 
-def _refuse_other_path(
-    model: nn.Module, found: Layout, marks: list[Mark], carried: list[Tensor], size: int
-) -> None:
+def _refuse_other_path(model: nn.Module, found: Layout, marks: list[Mark], carried: list[Tensor], size: int) -> None:
     """The batch must go through the model as the few samples did from which its layout was read."""
     same = set(found.batch) >= {mark.key for mark in marks} and len(carried) == len(found.outputs)
     same = same and all(
@@ -191,9 +186,7 @@ def _refuse_shared_outputs(dims: tuple[int | None, ...], grads: list[Tensor | No
         )
 
 
-def _refuse_parameters_in_loss(
-    losses: Tensor, outputs: list[Tensor], trainable: dict[str, nn.Parameter]
-) -> None:
+def _refuse_parameters_in_loss(losses: Tensor, outputs: list[Tensor], trainable: dict[str, nn.Parameter]) -> None:
     """The loss may read the model through its outputs only."""
     if not losses.requires_grad:
         return

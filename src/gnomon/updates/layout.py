@@ -58,9 +58,7 @@ def _probe(model: nn.Module, inputs: Any) -> Layout:
         two, outputs = _run(model, inputs, 2)
         three, outputs_of_three = _run(model, inputs, 3)
     if [mark.key for mark in two] != [mark.key for mark in three]:
-        raise ValueError(
-            "the model takes another path for two samples than for three: samples must not interact"
-        )
+        raise ValueError("the model takes another path for two samples than for three: samples must not interact")
     batch: dict[Key, tuple[int | None, ...]] = {}
     covered: dict[Key, frozenset[str]] = {}
     unclear: set[str] = set()

@@ -61,9 +61,7 @@ def checked(losses: Tensor, size: int) -> Tensor:
 a reduced loss needs reduction='none'
     """
     if not isinstance(losses, Tensor):
-        raise TypeError(
-            f"the loss returned {type(losses).__name__}: it must return a tensor, shape ({size},)"
-        )
+        raise TypeError(f"the loss returned {type(losses).__name__}: it must return a tensor, shape ({size},)")
     if tuple(losses.shape) == (size,):
         return losses
     hint = "a reduced loss needs reduction='none'"

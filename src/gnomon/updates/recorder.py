@@ -100,9 +100,7 @@ class Recorder:
                 return self._mark_unruled(name, module, parameters, hooked, args, kwargs, output)
             leaves, x = rule.leaves, args[0] if args else next(iter(kwargs.values()))
             assert leaves is not None
-            return self._mark(
-                name, module, parameters, rule, x, output, lambda x, grad: leaves(module, x, grad)
-            )
+            return self._mark(name, module, parameters, rule, x, output, lambda x, grad: leaves(module, x, grad))
 
         # first of all hooks, so that we see the module's own output
         handle = module.register_forward_hook(hook, prepend=True, with_kwargs=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves import Leaf
+from gnomon.updates.leaves import Dense, Leaf
 
 
 class Updates:
@@ -56,9 +56,7 @@ class Updates:
     def gram(self, other: Updates) -> Tensor:
         """Inner products of every sample here with every sample of `other`, (B, B')."""
         if other.names != self.names:
-            raise ValueError(
-                f"gram needs updates of the same parameters; here {self.names}, there {other.names}"
-            )
+            raise ValueError(f"gram needs updates of the same parameters; here {self.names}, there {other.names}")
         total = self.losses.new_zeros(len(self), len(other))
         for name, leaf in self.leaves.items():
             total += leaf.gram(other.leaves[name])
@@ -87,13 +85,20 @@ class Updates:
             sums[name] = part.weighted_sum(weight)
         return sums
 
+    def perturbed(self, deviation: float, normal: Callable[[int], Tensor]) -> Updates:
+        """Every coordinate of every sample with independent noise added; written out, so for few coordinates."""
+        leaves: dict[str, Leaf] = {}
+        for name, leaf in self.leaves.items():
+            values = leaf.dense()
+            drawn = normal(values.numel()).to(values.device).mul_(deviation)
+            leaves[name] = Dense(values + drawn.reshape(values.shape).to(values.dtype))
+        return Updates(leaves, self.losses)
+
     def dense(self) -> Tensor:
         """The (B, p) matrix; columns as in `model.named_parameters()`. For tests and small problems."""
         if not self.leaves:
             return self.losses.new_zeros(len(self), 0)
-        return torch.cat(
-            [leaf.dense().reshape(len(self), leaf.shape.numel()) for leaf in self.leaves.values()], 1
-        )
+        return torch.cat([leaf.dense().reshape(len(self), leaf.shape.numel()) for leaf in self.leaves.values()], 1)
 
     def select(self, index: Tensor) -> Updates:
         """The updates of the samples `index` alone."""

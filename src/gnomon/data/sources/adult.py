@@ -20,8 +20,7 @@ LABELS = {"<=50K": 0, ">50K": 1}
 def adult(folder: Path) -> Source:
     """Adult: 104 features, target 1 for an income above 50,000 dollars."""
     train, test = (
-        parse(text(path), path)
-        for path in (find(folder / "adult" / f"adult.{part}") for part in ("data", "test"))
+        parse(text(path), path) for path in (find(folder / "adult" / f"adult.{part}") for part in ("data", "test"))
     )
     shape = tuple(train.inputs.shape[1:])
     return Source("adult", train, test, 2, shape, "Adult: does a person of the 1994 census earn over $50K?")

@@ -22,9 +22,7 @@ SCALES = {"age": 100.0, "education-num": 16.0, "hours-per-week": 100.0}
 LARGEST_CAPITAL = 99_999  # dollars, the top code; gains and losses are taken as log(1 + x)
 
 _VALUES = {
-    "workclass": (
-        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked"
-    ),
+    "workclass": ("Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked"),
     "education": (
         "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
         "Masters 1st-4th 10th Doctorate 5th-6th Preschool"

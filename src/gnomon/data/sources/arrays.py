@@ -41,9 +41,7 @@ def npz(path: Path) -> Source:
     stored = _read(path)
     classes = _classes(stored, path)
     if all(name in stored for name in SPLIT):
-        train, test = (
-            _records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test")
-        )
+        train, test = (_records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test"))
     elif all(name in stored for name in WHOLE):
         records = _records(stored, *WHOLE, classes, path)
         train, test = holdout(records, test=len(records) // 5)
@@ -51,9 +49,7 @@ def npz(path: Path) -> Source:
         raise DataError(path, f"has the arrays {', '.join(sorted(stored)) or 'none'}", LAYOUT)
     shape = tuple(train.inputs.shape[1:])
     if shape != tuple(test.inputs.shape[1:]):
-        problem = (
-            f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
-        )
+        problem = f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
         raise DataError(path, problem, "store both in the same shape")
     if classes is None:
         classes = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))

@@ -40,9 +40,7 @@ def parse(stored: bytes, where: str | Path) -> tuple[NDArray[np.uint8], NDArray[
     """
     if not stored or len(stored) % RECORD:
         problem = f"has {len(stored)} bytes, not a multiple of {RECORD}"
-        raise DataError(
-            where, problem, "the file is truncated or not CIFAR-10's binary version; get it again"
-        )
+        raise DataError(where, problem, "the file is truncated or not CIFAR-10's binary version; get it again")
     rows = np.frombuffer(stored, np.uint8).reshape(-1, RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
 

@@ -8,6 +8,19 @@ from gnomon.updates.leaves.dense import Dense, Zero
 from gnomon.updates.leaves.factored import Factored
 from gnomon.updates.leaves.indexed import Indexed
 from gnomon.updates.leaves.leaf import Leaf
+from gnomon.updates.leaves.masked import Masked
+from gnomon.updates.leaves.residual import Residual
 from gnomon.updates.leaves.summed import Summed, add
 
-__all__ = ["Convolution", "Dense", "Factored", "Indexed", "Leaf", "Summed", "Zero", "add"]
+__all__ = [
+    "Convolution",
+    "Dense",
+    "Factored",
+    "Indexed",
+    "Leaf",
+    "Masked",
+    "Residual",
+    "Summed",
+    "Zero",
+    "add",
+]

@@ -121,9 +121,7 @@ class Factored(Leaf):
                 a = self.inputs[part, group].flatten(0, 1) @ their_in.T
                 b = self.outputs[part, group].flatten(0, 1) @ their_out.T
                 product = a.mul_(b).view(len(self.inputs[part]), self.length, len(other), other.length)
-                total[part] += (
-                    product[:, 0, :, 0] if self.length == other.length == 1 else product.sum((1, 3))
-                )
+                total[part] += product[:, 0, :, 0] if self.length == other.length == 1 else product.sum((1, 3))
         return total
 
     def select(self, index: Tensor) -> Factored:

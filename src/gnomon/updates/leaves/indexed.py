@@ -66,9 +66,7 @@ class Indexed(Leaf):
             part = slice(start, start + step)
             dots = self.values[part].flatten(0, 1) @ other.values.flatten(0, 1).T
             same = self.index[part].reshape(-1, 1) == other.index.reshape(1, -1)
-            total[part] = (
-                torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), theirs).sum((1, 3))
-            )
+            total[part] = torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), theirs).sum((1, 3))
         return total
 
     def inner(self, other: Leaf) -> Tensor:

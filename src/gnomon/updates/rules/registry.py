@@ -14,9 +14,7 @@ from gnomon.updates.leaves import Leaf
 class Tap(Protocol):
     """Marks a place where parameters enter, so that their updates can be built after the backward pass."""
 
-    def __call__(
-        self, inputs: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]) -> Tensor:
         """`build(inputs, grad)` gets both with the batch first; names are the module's own."""
 
 
@@ -76,9 +74,7 @@ def rule(
     return register
 
 
-def forward_rule(
-    *types: type[nn.Module], applies: Callable[[Any], bool] = lambda module: True
-) -> Callable[[F], F]:
+def forward_rule(*types: type[nn.Module], applies: Callable[[Any], bool] = lambda module: True) -> Callable[[F], F]:
     """Register a forward pass `(module, tap, *args, **kwargs)` that marks where parameters enter.
 
     For modules whose own kernel hides that, such as attention and recurrent layers.

@@ -1,0 +1,19 @@
+"""Subspaces: in which coordinates do we look at an update? Two verbs, `coordinates` and `lift`."""
+
+from gnomon.subspaces.basis import Ambient, Basis, Moment, Subspace, projected
+from gnomon.subspaces.eigenspace import PublicEigenspace
+from gnomon.subspaces.embedding import Embedding
+from gnomon.subspaces.random_mask import RandomMask
+from gnomon.subspaces.random_projection import RandomProjection
+
+__all__ = [
+    "Ambient",
+    "Basis",
+    "Embedding",
+    "Moment",
+    "PublicEigenspace",
+    "RandomMask",
+    "RandomProjection",
+    "Subspace",
+    "projected",
+]

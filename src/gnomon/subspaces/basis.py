@@ -1,0 +1,111 @@
+"""What a subspace is: a rule that gives, at every step, a basis with two verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.release import NoiseSource
+from gnomon.updates import Dense, Loss, Updates
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training stands. Nothing in it is private: the weights have been released."""
+
+    model: nn.Module
+    loss: Loss
+    step: int
+    steps_per_epoch: int
+    steps: int
+    randomness: NoiseSource
+
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """The trainable parameters."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+class Basis(Protocol):
+    """Two verbs. The release happens between them, in the shape of `like`."""
+
+    @property
+    def like(self) -> Mapping[str, Tensor]:
+        """The shape of a vector of coordinates."""
+
+    def coordinates(self, updates: Updates) -> Updates:
+        """Each sample's update, seen in the subspace."""
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a vector of coordinates means for the parameters."""
+
+
+class Subspace(Protocol):
+    """Gives the basis of each step, from public data and released weights alone."""
+
+    @property
+    def name(self) -> str:
+        """For statements and logs."""
+
+    def key(self, moment: Moment) -> Hashable:
+        """Changes when a new basis is due."""
+
+    def basis(self, moment: Moment) -> Basis: ...
+
+
+class AmbientBasis:
+    """All parameters, as they are."""
+
+    def __init__(self, like: Mapping[str, Tensor]) -> None:
+        self.like = like
+
+    def coordinates(self, updates: Updates) -> Updates:
+        return updates
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(vector)
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """No subspace: noise in all p dimensions, as in DP-SGD.
+
+    >>> Ambient().name
+    'ambient'
+    """
+
+    name = "ambient"
+
+    def key(self, moment: Moment) -> Hashable:
+        return 0
+
+    def basis(self, moment: Moment) -> Basis:
+        return AmbientBasis(moment.like)
+
+
+COORDINATES = "coordinates"
+
+
+def in_coordinates(values: Tensor, losses: Tensor) -> Updates:
+    """Coordinates (B, k) as updates, so that clipping and release treat them like any other.
+
+    >>> in_coordinates(torch.ones(3, 2), torch.zeros(3)).norms()
+    tensor([1.4142, 1.4142, 1.4142], dtype=torch.float64)
+    """
+    return Updates({COORDINATES: Dense(values)}, losses)
+
+
+def as_updates(vector: Mapping[str, Tensor]) -> Updates:
+    """One vector by parameter, as the update of a single sample."""
+    first = next(iter(vector.values()))
+    return Updates({name: Dense(value[None]) for name, value in vector.items()}, first.new_zeros(1))
+
+
+def projected(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a released vector that lies in the subspace: post-processing, for any basis."""
+    inside = basis.coordinates(as_updates(vector))
+    return basis.lift(inside.weighted_sum(torch.ones(1, device=inside.losses.device)))

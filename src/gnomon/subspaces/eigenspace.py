@@ -1,0 +1,205 @@
+"""The subspace that public gradients span, without ever storing a projector.
+
+With public gradients h_1 .. h_m, `K = H H^T` (m x m) has eigenpairs `K = Q L Q^T`; for `U = Q_k L_k^(-1/2)` the
+columns of `V = H^T U` are orthonormal. Coordinates of a sample are `V^T g = U^T <h_j, g>_j`, one Gram matrix with the
+private batch, and the lift `V s = sum_j (U s)_j h_j` is a weighted sum of public gradients. The p x k matrix V is
+never formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon import validate
+from gnomon.data import Loader
+from gnomon.data.sampling import shuffle
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
+from gnomon.updates import Leaf, Updates, gradients
+
+
+@dataclass(frozen=True, eq=False)
+class PublicEigenspace:
+    """The top eigenvectors of the second moment of public gradients at the current weights.
+
+    - `rank`: how many, or, as a fraction below 1, how much of the public gradients' energy to keep.
+    - `per_tensor`: one subspace for each parameter tensor with min(rank, size) dimensions (PCDP-SGD as
+      published), instead of one for all parameters together (PDP-SGD).
+    - `every`: steps between two bases; `start`: the first epoch that projects, counted from 0.
+    - `batch`: how many public records a basis uses, drawn anew each time (default: all).
+    - `blocks`: cut the public records into so many disjoint blocks, one after the other, instead of drawing
+      from all of them.
+
+    >>> from torch import nn
+    >>> public = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
+    >>> PublicEigenspace(public, rank=4).name
+    'public eigenspace, rank 4'
+    """
+
+    public: Any
+    rank: float = 100
+    per_tensor: bool = False
+    every: int = 1
+    start: int = 0
+    batch: int | None = None
+    blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank >= 1:
+            validate.whole("rank", self.rank)
+        else:
+            validate.probability("rank", self.rank)
+        validate.whole("every", self.every)
+        validate.whole("start", self.start, least=0)
+        if self.batch is not None:
+            validate.whole("batch", self.batch)
+        if self.blocks is not None:
+            blocks = validate.whole("blocks", self.blocks)
+            if blocks > len(Loader(self.public, "public")):
+                raise validate.SettingError("blocks", self.blocks, "at most the number of public records")
+        Loader(self.public, "public")
+
+    @property
+    def name(self) -> str:
+        size = f"rank {self.rank:g}" if self.rank >= 1 else f"{self.rank:.0%} of the energy"
+        extra = ", per tensor" if self.per_tensor else ""
+        extra += f", every {self.every} steps" if self.every > 1 else ""
+        extra += f", from epoch {self.start}" if self.start else ""
+        return f"public eigenspace, {size}{extra}"
+
+    def key(self, moment: Moment) -> Hashable:
+        if moment.step < self.start * moment.steps_per_epoch:
+            return "ambient"
+        return moment.step // self.every
+
+    def basis(self, moment: Moment) -> Basis:
+        if moment.step < self.start * moment.steps_per_epoch:
+            return AmbientBasis(moment.like)
+        device = next(iter(moment.like.values())).device
+        loader = Loader(self.public, "public", device)
+        inputs, targets = loader.take(self._chosen(len(loader), moment))
+        updates = gradients(moment.model, moment.loss, inputs, targets)
+        usable = torch.isfinite(updates.norms())
+        if not bool(usable.all()):
+            updates = updates.select(usable.nonzero().squeeze(1))
+        make = tensor_bases if self.per_tensor else shared_basis
+        return make(updates, self.rank)
+
+    def _chosen(self, size: int, moment: Moment) -> Tensor:
+        if self.blocks is not None:
+            return torch.arange(size).tensor_split(self.blocks)[(moment.step // self.every) % self.blocks]
+        if self.batch is None or self.batch >= size:
+            return torch.arange(size)
+        return shuffle(size, moment.randomness)[: self.batch]
+
+
+class SharedBasis:
+    """One subspace of all parameters together."""
+
+    def __init__(self, public: Updates, mixing: Tensor) -> None:
+        self.public = public
+        self.mixing = mixing
+        """U, (m, k): the basis vectors as combinations of public gradients."""
+        self.like = {COORDINATES: mixing.new_zeros(mixing.shape[1])}
+
+    @property
+    def rank(self) -> int:
+        """The effective rank: never more than the public gradients have."""
+        return self.mixing.shape[1]
+
+    def coordinates(self, updates: Updates) -> Updates:
+        return in_coordinates(updates.gram(self.public) @ self.mixing, updates.losses)
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
+
+    def dense(self) -> Tensor:
+        """The p x k matrix V, for tests and small problems."""
+        return self.public.dense().T @ self.mixing
+
+
+class TensorBases:
+    """One subspace for each parameter tensor; tensors no larger than the rank stay whole."""
+
+    def __init__(self, public: Updates, mixings: Mapping[str, Tensor | None]) -> None:
+        self.public, self.mixings = public, mixings
+        sizes = [
+            public.leaves[name].shape.numel() if mixing is None else mixing.shape[1] for name, mixing in mixings.items()
+        ]
+        self._sizes = sizes
+        self.like = {COORDINATES: public.losses.new_zeros(sum(sizes))}
+
+    @property
+    def rank(self) -> int:
+        """All dimensions together."""
+        return sum(self._sizes)
+
+    def coordinates(self, updates: Updates) -> Updates:
+        parts = [self._part(name, updates.leaves[name]) for name in self.mixings]
+        return in_coordinates(torch.cat(parts, 1), updates.losses)
+
+    def _part(self, name: str, leaf: Leaf) -> Tensor:
+        mixing = self.mixings[name]
+        if mixing is None:
+            return leaf.dense().reshape(len(leaf), leaf.shape.numel())
+        return leaf.gram(self.public.leaves[name]) @ mixing
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        parts = vector[COORDINATES].split(self._sizes)
+        lifted = {}
+        for (name, mixing), part in zip(self.mixings.items(), parts, strict=True):
+            leaf = self.public.leaves[name]
+            lifted[name] = part.reshape(leaf.shape) if mixing is None else leaf.weighted_sum(mixing @ part)
+        return lifted
+
+
+def shared_basis(public: Updates, rank: float) -> SharedBasis:
+    """The basis of one subspace of all parameters."""
+    square = torch.stack([_gram(leaf) for leaf in public.leaves.values()]).sum(0)
+    return SharedBasis(public, mixing(square, rank).to(public.losses.dtype))
+
+
+def tensor_bases(public: Updates, rank: float) -> TensorBases:
+    """A basis for each parameter tensor."""
+    mixings: dict[str, Tensor | None] = {}
+    for name, leaf in public.leaves.items():
+        small = rank >= 1 and leaf.shape.numel() <= rank
+        mixings[name] = None if small else mixing(_gram(leaf), rank).to(public.losses.dtype)
+    return TensorBases(public, mixings)
+
+
+def mixing(gram: Tensor, rank: float) -> Tensor:
+    """`U = Q_k L_k^(-1/2)` from the Gram matrix of m vectors, (m, k).
+
+    k is the rank, the smallest number of eigenvalues that hold the given fraction of their sum, or the
+    numerical rank, whichever is less.
+
+    >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0])), 5)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 1.0000],
+            [0.0000, 0.0000]])
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = values.flip(0), vectors.flip(1)
+    floor = FLOOR * float(values[0]) if len(values) else 0.0
+    solid = int((values > max(floor, 0.0)).sum())
+    if rank < 1:
+        energy = values.clamp_min(0).cumsum(0)
+        solid = min(solid, int((energy < rank * energy[-1]).sum()) + 1)
+    count = min(int(rank), solid) if rank >= 1 else solid
+    signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh leaves the sign open
+    return vectors[:, :count] * (signs * values[:count].rsqrt())
+
+
+FLOOR = 1e-9
+"""Eigenvalues below this part of the largest are rounding, not directions."""
+
+
+def _gram(leaf: Leaf) -> Tensor:
+    """Inner products of public gradients in float64: their small eigenvalues matter."""
+    exact = leaf.double()
+    return exact.gram(exact)

@@ -1,0 +1,70 @@
+"""Random sparsification: a random part of the coordinates sits a step out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gnomon import validate
+from gnomon.subspaces.basis import Basis, Moment
+from gnomon.updates import Updates
+from gnomon.updates.leaves import Masked
+
+
+@dataclass(frozen=True)
+class RandomMask:
+    """Zeroes a fraction `rate` of the coordinates in every gradient and in the noise.
+
+    The mask is common to all samples and drawn from public randomness, `refreshes` times an epoch. With
+    `cooling` the rate grows from 0 to `rate` over the run (Zhu and Blaschko 2023); else it is constant.
+
+    >>> RandomMask(0.3).name
+    'random mask, rate 0.3'
+    """
+
+    rate: float = 0.3
+    cooling: bool = False
+    refreshes: int = 1
+
+    def __post_init__(self) -> None:
+        validate.probability("rate", self.rate)
+        validate.whole("refreshes", self.refreshes)
+
+    @property
+    def name(self) -> str:
+        return f"random mask, rate {self.rate:g}" + (", cooling" if self.cooling else "")
+
+    def key(self, moment: Moment) -> Hashable:
+        return moment.step * self.refreshes // moment.steps_per_epoch
+
+    def rate_at(self, moment: Moment) -> float:
+        """The rate in force at a step."""
+        if not self.cooling:
+            return self.rate
+        last = max(1, moment.steps * self.refreshes // moment.steps_per_epoch - 1)
+        done = moment.step * self.refreshes // moment.steps_per_epoch
+        return min(self.rate, self.rate * done / last)
+
+    def basis(self, moment: Moment) -> Basis:
+        rate = self.rate_at(moment)
+        masks = {
+            name: (moment.randomness.uniform(p.numel()) >= rate).reshape(p.shape).to(p)
+            for name, p in moment.like.items()
+        }
+        return MaskBasis(moment.like, masks)
+
+
+class MaskBasis:
+    """The coordinates that take part. Noise on the others is drawn and dropped."""
+
+    def __init__(self, like: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+        self.like, self._masks = like, masks
+
+    def coordinates(self, updates: Updates) -> Updates:
+        leaves = {name: Masked(leaf, self._masks[name]) for name, leaf in updates.leaves.items()}
+        return Updates(leaves, updates.losses)
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value * self._masks[name] for name, value in vector.items()}

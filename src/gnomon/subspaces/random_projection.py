@@ -1,0 +1,90 @@
+"""A random subspace of given rank, orthonormal and never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon import validate
+from gnomon.data.sampling import shuffle
+from gnomon.subspaces.basis import COORDINATES, Basis, Moment, in_coordinates
+from gnomon.updates import Updates
+
+
+@dataclass(frozen=True)
+class RandomProjection:
+    """`rank` random directions: random signs, then random real Fourier coefficients.
+
+    The directions are exactly orthonormal and cost O(p log p), where a Gaussian matrix with QR costs
+    O(p rank^2). They are drawn from public randomness, anew each step or, with `redraw=False`, once.
+
+    >>> RandomProjection(800).name
+    'random projection, rank 800'
+    """
+
+    rank: int = 800
+    redraw: bool = True
+
+    def __post_init__(self) -> None:
+        validate.whole("rank", self.rank)
+
+    @property
+    def name(self) -> str:
+        return f"random projection, rank {self.rank}" + ("" if self.redraw else ", fixed")
+
+    def key(self, moment: Moment) -> Hashable:
+        return moment.step if self.redraw else 0
+
+    def basis(self, moment: Moment) -> Basis:
+        size = sum(p.numel() for p in moment.like.values())
+        signs = torch.where(moment.randomness.uniform(size) < 0.5, -1.0, 1.0)
+        chosen = shuffle(size, moment.randomness)[: min(self.rank, size)]
+        return FourierBasis(moment.like, signs, chosen)
+
+
+class FourierBasis:
+    """Coordinates are some real Fourier coefficients of the sign-flipped vector."""
+
+    def __init__(self, shapes: Mapping[str, Tensor], signs: Tensor, chosen: Tensor) -> None:
+        first = next(iter(shapes.values()))
+        self._shapes = {name: value.shape for name, value in shapes.items()}
+        self._signs, self._chosen = signs.to(first), chosen.to(first.device)
+        self.like = {COORDINATES: first.new_zeros(len(chosen))}
+
+    def coordinates(self, updates: Updates) -> Updates:
+        values = fourier(updates.dense() * self._signs)[:, self._chosen]
+        return in_coordinates(values, updates.losses)
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        full = vector[COORDINATES].new_zeros(1, len(self._signs))
+        full[0, self._chosen] = vector[COORDINATES]
+        flat = inverse_fourier(full)[0] * self._signs
+        parts = flat.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+def fourier(rows: Tensor) -> Tensor:
+    """The real Fourier transform of each row as an orthogonal map: p numbers in, p numbers out.
+
+    >>> x = torch.randn(2, 5, dtype=torch.float64)
+    >>> torch.allclose(fourier(x).norm(dim=1), x.norm(dim=1)), torch.allclose(inverse_fourier(fourier(x)), x)
+    (True, True)
+    """
+    size = rows.shape[1]
+    found = torch.fft.rfft(rows, norm="ortho")
+    inner = found[:, 1 : (size + 1) // 2] * 2**0.5
+    ends = found[:, :1].real if size % 2 else found[:, [0, size // 2]].real
+    return torch.cat([ends, inner.real, inner.imag], 1)
+
+
+def inverse_fourier(rows: Tensor) -> Tensor:
+    """Undoes `fourier`."""
+    size = rows.shape[1]
+    ends, count = 2 - size % 2, (size - 1) // 2
+    ends = min(ends, size)
+    inner = torch.complex(rows[:, ends : ends + count], rows[:, ends + count :]) / 2**0.5
+    parts = [rows[:, :1] + 0j, inner] + ([rows[:, 1:2] + 0j] if ends == 2 else [])
+    return torch.fft.irfft(torch.cat(parts, 1), n=size, norm="ortho")
