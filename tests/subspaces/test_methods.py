@@ -133,7 +133,7 @@ def test_a_subspace_of_everything_is_dp_sgd(method):
 
 
 def test_a_rank_above_the_numerical_one_is_cut_to_it():
-    model, private, public = setting("mlp")
+    model, _, public = setting("mlp")
     twice = (public[0].repeat(2, 1), public[1].repeat(2))
     basis = PublicEigenspace(twice, 500).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
     assert basis.rank == 9
@@ -154,7 +154,7 @@ def test_the_rank_can_be_chosen_by_energy():
 
 @pytest.mark.parametrize("per_tensor", [False, True])
 def test_released_noise_has_the_covariance_of_the_projector(per_tensor):
-    model, private, public = setting("mlp", public=6)
+    model, _, public = setting("mlp", public=6)
     method = pcdp(public, 4, per_tensor=per_tensor)
     space = method.subspace
     moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))

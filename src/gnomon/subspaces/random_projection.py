@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.data.sampling import shuffle
+from gnomon.release import NoiseSource
 from gnomon.subspaces.basis import COORDINATES, Basis, Moment, in_coordinates
 from gnomon.updates import Updates
 
@@ -41,7 +42,7 @@ class RandomProjection:
     def basis(self, moment: Moment) -> Basis:
         size = sum(p.numel() for p in moment.like.values())
         signs = torch.where(moment.randomness.uniform(size) < 0.5, -1.0, 1.0)
-        chosen = shuffle(size, moment.randomness)[: min(self.rank, size)]
+        chosen = distinct(min(self.rank, size), size, moment.randomness)
         return FourierBasis(moment.like, signs, chosen)
 
 
@@ -64,6 +65,22 @@ class FourierBasis:
         flat = inverse_fourier(full)[0] * self._signs
         parts = flat.split([shape.numel() for shape in self._shapes.values()])
         return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+def distinct(count: int, size: int, randomness: NoiseSource) -> Tensor:
+    """`count` different positions below `size`, each set of them equally likely.
+
+    >>> from gnomon.release import SeededNoise
+    >>> sorted(distinct(3, 3, SeededNoise(0)).tolist())
+    [0, 1, 2]
+    """
+    if 4 * count > size:
+        return shuffle(size, randomness)[:count]
+    found = torch.empty(0, dtype=torch.long)
+    while len(found) < count:
+        more = (randomness.uniform(2 * count) * size).long()
+        found = torch.cat([found, more]).unique()
+    return found[shuffle(len(found), randomness)[:count]]
 
 
 def fourier(rows: Tensor) -> Tensor:

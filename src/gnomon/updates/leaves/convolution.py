@@ -47,23 +47,31 @@ class Convolution(Leaf):
         return self.outputs.shape[2:].numel()
 
     def factored(self, part: slice = slice(None)) -> Factored:
-        """The windows of some samples and their output gradients, as a linear layer's factors."""
-        x, grad = self.inputs[part], self.outputs[part]
-        positions = grad.shape[2:]
-        strides = [step * jump for step, jump in zip(x.stride()[2:], self.stride, strict=True)]
-        taps = [step * gap for step, gap in zip(x.stride()[2:], self.dilation, strict=True)]
-        kernel = self.shape[2:]
+        """The windows of some samples and their output gradients, as a linear layer's factors.
+
+        Columns run over the kernel first and channels last: with channels last in memory too, a window is a few
+        long runs, and cutting it out is one fast copy.
+        """
+        x, grad = self.inputs[part].movedim(1, -1).contiguous(), self.outputs[part].movedim(1, -1)
+        steps, channels = x.stride()[1:-1], x.shape[-1] // self.groups
         windows = x.as_strided(
-            (len(x), self.groups, x.shape[1] // self.groups, *kernel, *positions),
-            (x.stride(0), x.stride(1) * (x.shape[1] // self.groups), x.stride(1), *taps, *strides),
-            x.storage_offset(),
+            (len(x), self.groups, *grad.shape[1:-1], *self.shape[2:], channels),
+            (
+                x.stride(0),
+                channels,
+                *[step * jump for step, jump in zip(steps, self.stride, strict=True)],
+                *[step * gap for step, gap in zip(steps, self.dilation, strict=True)],
+                1,
+            ),
         )
-        windows = windows.reshape(len(x), self.groups, self.columns, self.length)  # the one copy
-        grad = grad.reshape(len(x), self.groups, self.rows // self.groups, self.length)
-        return Factored(windows.mT, grad.mT, self.shape)
+        windows = windows.reshape(len(x), self.groups, self.length, self.columns)  # the one copy
+        grad = grad.reshape(len(x), self.length, self.groups, self.rows // self.groups).transpose(1, 2)
+        return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
     def block(self, start: int, stop: int) -> Tensor:
-        return torch.cat([self.factored(part).block(start, stop) for part in self._parts()])
+        found = torch.cat([self.factored(part).block(start, stop) for part in self._parts()])
+        channels_first = found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
+        return channels_first.reshape(found.shape)
 
     def square_norms(self) -> Tensor:
         return torch.cat([self.factored(part).square_norms() for part in self._parts()])

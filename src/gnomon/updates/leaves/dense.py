@@ -9,6 +9,9 @@ from torch import Tensor
 
 from gnomon.updates.leaves.leaf import Leaf, row_square_norms
 
+FEW = 2
+"""So few matrices are multiplied with factors one by one."""
+
 
 class Dense(Leaf):
     """Per-sample updates as they are, (B, *shape).
@@ -43,6 +46,11 @@ class Dense(Leaf):
     @cached_property
     def _square_norms(self) -> Tensor:
         return row_square_norms(self.values.reshape(len(self), self.shape.numel()))
+
+    def gram(self, other: Leaf) -> Tensor:
+        if len(self) <= FEW and not isinstance(other, Dense):
+            return other.gram(self).T  # which may know a way without writing itself out
+        return super().gram(other)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return (weights @ self.values.reshape(len(self), self.shape.numel())).reshape(self.shape)

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gnomon.updates.leaves.dense import FEW, Dense
 from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
 
 
@@ -100,9 +101,15 @@ class Factored(Leaf):
         return self.length * (columns + rows) < columns * rows
 
     def gram(self, other: Leaf) -> Tensor:
+        if isinstance(other, Dense) and len(other) <= FEW and self.inputs.shape[1] == 1:
+            return torch.stack([self._dot(matrix) for matrix in other.block(0, self.rows)], 1)
         if isinstance(other, Factored) and self._factored_gram_is_cheaper(other):
             return self._factored_gram(other)
         return super().gram(other)
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        """`<B_i^T A_i, M> = sum_t b_t^T M a_t` for one matrix, (B,)."""
+        return ((self.inputs[:, 0] @ matrix.T) * self.outputs[:, 0]).flatten(1).sum(1)
 
     def _factored_gram_is_cheaper(self, other: Factored) -> bool:
         columns, rows = self.inputs.shape[3], self.outputs.shape[3]
