@@ -44,7 +44,7 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
 WORKLOADS = (
     Workload(
         "CNN 26k, B = 250",
-        lambda: paper_cnn((1, 28, 28), 10),
+        lambda: paper_cnn((1, 28, 28), 10, channels_last=False),
         lambda: (torch.randn(250, 1, 28, 28), torch.randint(0, 10, (250,))),
         30,
     ),

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from gnomon import __version__
-from gnomon.config import TrainConfig, read_yaml
+from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
+from gnomon.validate import SettingError
 
 INTERRUPTED = 130
 
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ngnomon: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone
+        sys.stderr.close()
+        return 0
     except (ValueError, TypeError, OSError) as error:
         if args.debug:
             raise
@@ -53,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="command")
     _add_train(commands)
+    _add_compare(commands)
     _add_account(commands)
     _add_methods(commands)
     return parser
@@ -82,13 +87,22 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    groups = {name: parser.add_argument_group(name) for name in ("data", "privacy", "training")}
+    _add_settings(parser)
+
+
+def _add_settings(parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset()) -> None:
+    """A flag for each setting of a run."""
+    groups = {name: parser.add_argument_group(name) for name in ("data", "privacy", "method", "training")}
     hints = get_type_hints(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
+        if field.name in leave_out:
+            continue
         kinds = get_args(hints[field.name]) or (hints[field.name],)
         kind = float if float in kinds else int if int in kinds else str
         text = field.metadata["help"].replace("%", "%%")
-        shown = "" if field.default is None or "default" in text else f" (default: {field.default})"
+        differs = any(field.name in one for one in RECIPES.values())
+        shown = f" (default: {field.default}{', other for some data sets' if differs else ''})"
+        shown = "" if field.default is None or "default" in text else shown
         groups[field.metadata["group"]].add_argument(
             f"--{field.name.replace('_', '-')}",
             type=kind,
@@ -102,11 +116,7 @@ def _add_train(commands: Any) -> None:
 def _train(args: argparse.Namespace) -> int:
     from gnomon.runs import train
 
-    config = TrainConfig()
-    if args.config is not None:
-        config = config.with_settings(read_yaml(args.config))
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
-    config = config.with_settings({name: value for name, value in vars(args).items() if name in names})
+    config = _config(args)
     out = args.out or Path("runs") / f"{Path(config.data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
     last = run.result.history[-1] if run.result.history else {}
@@ -125,6 +135,64 @@ def _train(args: argparse.Namespace) -> int:
         print(f"picture        {out / 'curve.png'}")
     print(f"model          {out / 'model.safetensors'}")
     return INTERRUPTED if run.result.stopped == "interrupted" else 0
+
+
+def _config(args: argparse.Namespace) -> TrainConfig:
+    """Defaults of the data set, then the file, then flags."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    flags = {name: value for name, value in vars(args).items() if name in names}
+    file = read_yaml(args.config) if args.config is not None else {}
+    data = flags.get("data", file.get("data", TrainConfig().data))
+    return recipe(str(data)).with_settings(file).with_settings(flags)
+
+
+# -- compare ---------------------------------------------------------------------------------------
+
+
+def _add_compare(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="several methods, noise levels and seeds, side by side",
+        description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
+        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0.",
+        epilog="examples:\n"
+        "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
+        "  gnomon compare --data mnist --private 10000 --public 100 --noise-multipliers 6,10,22 --epochs 80 \\\n"
+        "      --batch-size 250 --max-grad-norm 0.01 --lr 5 --methods dp-sgd,pcdp,pcdp:scope=per-tensor,public-only\n\n"
+        "Studies seed their noise, so a comparison makes no privacy claim; its epsilons are those of the settings.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_compare)
+    parser.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
+                        help="methods, each with settings of its own if need be: pcdp:rank=50,scope=per-tensor "
+                        "(separate such lists with ;)")  # fmt: skip
+    parser.add_argument("--noise-multipliers", default="5,10,20,40", metavar="X,Y,...", help="noise levels")
+    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
+    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep runs (default: runs/compare-<data>)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_settings(parser, frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"}))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    import os
+
+    from gnomon import compare
+
+    config = _config(args)
+    methods = args.methods.split(";" if ";" in args.methods else ",")
+    try:
+        levels = [float(level) for level in args.noise_multipliers.split(",")]
+    except ValueError:
+        raise SettingError("noise-multipliers", args.noise_multipliers, "numbers separated by commas") from None
+    if compare.PUBLIC_ONLY not in methods:
+        methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
+    cells = compare.grid(config, methods, levels, args.seeds)
+    out = args.out or Path("runs") / f"compare-{Path(config.data).stem}"
+    results = compare.run(cells, out, workers=args.workers or os.cpu_count() or 1, progress=not args.quiet)
+    compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
+    return 0
 
 
 # -- account ---------------------------------------------------------------------------------------

@@ -64,7 +64,25 @@ class TrainConfig:
     adjacency: str | None = setting(
         None, "neighbouring data sets", ("add-remove", "zero-out", "replace-one"), group="privacy"
     )
-    method: str = setting("dp-sgd", "training method; gnomon methods lists them")
+    method: str = setting("dp-sgd", "training method; gnomon methods lists them", group="method")
+    public: int = setting(
+        100, "how many public records to set aside, for methods and warm starts that use them", group="method"
+    )
+    rank: float | None = setting(
+        None, "dimensions of the subspace, or below 1 the share of energy (default: the method's)", group="method"
+    )
+    scope: str = setting(
+        "global", "one public subspace for all parameters, or one per tensor", ("global", "per-tensor"), group="method"
+    )
+    every: int = setting(1, "steps between two bases of the subspace", group="method")
+    start: int = setting(0, "first epoch that projects", group="method")
+    public_batch: int | None = setting(None, "public records a basis uses (default: all)", group="method")
+    mask_rate: float = setting(0.3, "share of coordinates that rsdp leaves out", group="method")
+    residual: float = setting(0.4, "clip bound of gep's residual, in units of C", group="method")
+    pre_noise: float = setting(0.0, "noise on every sample before clipping", group="method")
+    warm_start: str = setting(
+        "none", "start from the model that the public records alone give", ("none", "public"), group="method"
+    )
     epochs: float = setting(30.0, "passes over the data, in expectation")
     batch_size: int = setting(256, "expected batch size; steps are divided by it")
     max_physical_batch_size: int | None = setting(None, "compute in parts of this size, to save memory")
@@ -74,7 +92,8 @@ class TrainConfig:
     weight_decay: float = setting(0.0, "weight decay of the optimizer")
     schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine"))
     ema_decay: float | None = setting(None, "keep a moving average of the weights, for example 0.99")
-    seed: int = setting(0, "seed of the split and the initial weights; noise and sampling are never seeded")
+    seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded")
+    split_seed: int = setting(0, "seed of the draw of private and public records", group="data")
     insecure_noise_seed: int | None = setting(
         None,
         "seed noise and sampling, for studies only: the statement then says NOT PRIVATE",
@@ -106,6 +125,20 @@ class TrainConfig:
     def to_yaml(self) -> str:
         """All settings, as a file that `--config` reads."""
         return yaml.safe_dump({f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
+
+
+IMAGES: dict[str, Any] = {"batch_size": 250, "epochs": 80.0, "max_grad_norm": 0.01, "lr": 5.0}
+RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, "cifar10": IMAGES}
+"""Defaults that differ from the general ones for some data sets: batch and clip bound of the projection papers."""
+
+
+def recipe(data: str) -> TrainConfig:
+    """The defaults for a data set.
+
+    >>> recipe("mnist").max_grad_norm, recipe("digits").max_grad_norm
+    (0.01, 1.0)
+    """
+    return TrainConfig(data=data, **RECIPES.get(data, {}))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -16,15 +17,17 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from gnomon import clipping, methods, models
+from gnomon import clipping, models, validate
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
-from gnomon.data import Records, Source, load, public_private
+from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.methods import METHODS, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
-from gnomon.training import Result, Trainer
+from gnomon.training import Result, Trainer, train_on_public
 from gnomon.validate import SettingError, positive, whole
 
+LOSS = nn.CrossEntropyLoss(reduction="none")
 FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
 
 
@@ -88,12 +91,12 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
     source = load(config.data, config.data_dir)
-    trainer = build_trainer(config, source, progress=progress)
-    records = private_records(config, source)
+    split = records(config, source)
+    trainer = build_trainer(config, source, split.public, progress=progress)
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     result = trainer.fit(
-        records,
+        split.private,
         source.test,
         on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(_plain(record))),
     )
@@ -108,17 +111,55 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
     return Run(result, trainer, out)
 
 
-def private_records(config: TrainConfig, source: Source) -> Records:
-    """The records to protect: all, or as many as the config draws."""
-    if config.private is None:
-        return source.train
-    return public_private(source.train, private=config.private, public=0, seed=config.seed).private
+def records(config: TrainConfig, source: Source) -> Split:
+    """The records to protect, and public ones if the settings use any."""
+    public = validate.whole("public", config.public, least=0) if uses_public(config) else 0
+    if config.private is None and public == 0:
+        return Split(source.train, source.train[:0])
+    private = config.private if config.private is not None else len(source.train) - public
+    return public_private(source.train, private=private, public=public, seed=config.split_seed)
 
 
-def build_trainer(config: TrainConfig, source: Source, *, progress: bool = True) -> Trainer:
-    """The Trainer that a config stands for, on a source."""
+def uses_public(config: TrainConfig) -> bool:
+    """Whether the settings need public records."""
+    maker = METHODS.get(config.method)
+    asks = maker is None or "public" in inspect.signature(maker).parameters
+    return asks or config.warm_start == "public"
+
+
+def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Module:
+    """The model at its start: freshly drawn, or taught by the public records."""
     name = config.model or models.default_model(source)
     model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(_device(config.device))
+    if config.warm_start == "public":
+        train_on_public(model, LOSS, public)
+    return model
+
+
+def build_method(config: TrainConfig, public: Records) -> Method:
+    """The method that a config stands for."""
+    if config.method not in METHODS:
+        raise SettingError("method", config.method, f"one of {', '.join(METHODS)}")
+    maker = METHODS[config.method]
+    offered: dict[str, Any] = {
+        "public": public,
+        "clip": clipping.RULES[config.clip](),
+        "rank": config.rank if config.rank is None or config.rank < 1 else int(config.rank),
+        "per_tensor": config.scope == "per-tensor",
+        "every": config.every,
+        "start": config.start,
+        "batch": config.public_batch,
+        "rate": config.mask_rate,
+        "residual": config.residual,
+        "pre_noise": config.pre_noise,
+    }
+    wanted = inspect.signature(maker).parameters
+    return maker(**{key: value for key, value in offered.items() if key in wanted and value is not None})
+
+
+def build_trainer(config: TrainConfig, source: Source, public: Records, *, progress: bool = True) -> Trainer:
+    """The Trainer that a config stands for, on a source."""
+    model = build_model(config, source, public)
     optimizer = _optimizer(config, model)
     size = _declared_size(config, source)
     sampler, divisor = _sampling(config, size)
@@ -126,13 +167,11 @@ def build_trainer(config: TrainConfig, source: Source, *, progress: bool = True)
     if target is None and config.noise_multiplier is None:
         target = 1.0
     seed = config.insecure_noise_seed
-    if config.method not in methods.METHODS:
-        raise SettingError("method", config.method, f"one of {', '.join(methods.METHODS)}")
     return Trainer(
         model,
-        nn.CrossEntropyLoss(reduction="none"),
+        LOSS,
         optimizer,
-        method=methods.METHODS[config.method](clip=clipping.RULES[config.clip]()),
+        method=build_method(config, public),
         max_grad_norm=config.max_grad_norm,
         sampler=sampler,
         expected_batch_size=divisor,
@@ -159,7 +198,7 @@ def _declared_size(config: TrainConfig, source: Source) -> int:
             None,
             "the number of records you are ready to declare in public; it sets the sample rate",
         )
-    return config.private or len(source.train)
+    return config.private or len(source.train) - (config.public if uses_public(config) else 0)
 
 
 def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:

@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+from gnomon.report.comparison import comparison
 from gnomon.report.curve import training_curve
 
-__all__ = ["training_curve"]
+__all__ = ["comparison", "training_curve"]

@@ -1,8 +1,9 @@
 """Training: the private loop, its refusals and its privacy statement."""
 
 from gnomon.training.evaluate import evaluate
+from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
 from gnomon.training.statement import Statement
 from gnomon.training.trainer import BudgetExhausted, Result, Trainer
 
-__all__ = ["BudgetExhausted", "NotPrivate", "Result", "Statement", "Trainer", "evaluate"]
+__all__ = ["BudgetExhausted", "NotPrivate", "Result", "Statement", "Trainer", "evaluate", "train_on_public"]

@@ -69,7 +69,8 @@ class Convolution(Leaf):
         return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
     def block(self, start: int, stop: int) -> Tensor:
-        found = torch.cat([self.factored(part).block(start, stop) for part in self._parts()])
+        parts = [self.factored(part).block(start, stop) for part in self._parts()]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
         channels_first = found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
         return channels_first.reshape(found.shape)
 
