@@ -51,6 +51,7 @@ format: $(STAMP)
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/subspaces.py
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures/draw.py

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from engines import ENGINES
+from measure import Step, by_turns, peak_memory
 from workloads import WORKLOADS, Workload
 
 COLOURS = {
@@ -31,68 +29,29 @@ COLOURS = {
 }
 
 
-def timings(work: Workload, threads: int, repeats: float) -> dict[str, dict[str, float]]:
+def timings(work: Workload, threads: int, repeats: float) -> dict[str, dict[str, Any]]:
     """Milliseconds and ratio to plain SGD for every engine, taking turns."""
     torch.set_num_threads(threads)
     steps, failed = {}, {}
-    for name, make in ENGINES.items():
-        torch.manual_seed(0)
+    for name in ENGINES:
         try:
-            steps[name] = make(work.model(), *work.batch())
-            steps[name]()
+            steps[name] = prepared(WORKLOADS.index(work), name)
             steps[name]()
         except Exception as error:  # a peer may not support a model: say so and go on
             steps.pop(name, None)
-            failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(max(3, round(work.repeats * repeats))):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - started)
-    base = seconds["plain SGD"]
-    found: dict[str, Any] = {
-        name: {
-            "milliseconds": 1e3 * statistics.median(values),
-            "ratio": statistics.median(a / b for a, b in zip(values, base, strict=True)),
-        }
-        for name, values in seconds.items()
-    }
-    return found | {name: {"failed": reason} for name, reason in failed.items()}
+            failed[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"}
+    return by_turns(steps, "plain SGD", round(work.repeats * repeats)) | failed
 
 
-def peak(index: int, engine: str, answer: Any) -> None:
-    """Peak memory of a few steps of one engine, in bytes."""
-    torch.set_num_threads(1)
+def prepared(index: int, engine: str) -> Step:
+    """One engine on one workload, ready to step."""
+    torch.manual_seed(0)
     work = WORKLOADS[index]
-    batch = work.batch()
-    torch.ones(64, 64) @ torch.ones(64, 64)  # loads the kernels
-    try:
-        before = _status("VmRSS")
-        step = ENGINES[engine](work.model(), *batch)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        for _ in range(3):
-            step()
-        answer.put(_status("VmHWM") - before)
-    except Exception:
-        answer.put(None)
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+    return ENGINES[engine](work.model(), *work.batch())
 
 
 def memory(index: int) -> dict[str, int | None]:
-    context = multiprocessing.get_context("spawn")
-    found = {}
-    for engine in ENGINES:
-        answer = context.Queue()
-        process = context.Process(target=peak, args=(index, engine, answer))
-        process.start()
-        found[engine] = answer.get(timeout=600)
-        process.join()
-    return found
+    return {engine: peak_memory(prepared, index, engine) for engine in ENGINES}
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -159,7 +159,7 @@ class TensorBases:
 
 def shared_basis(public: Updates, rank: float) -> SharedBasis:
     """The basis of one subspace of all parameters."""
-    square = torch.stack([_gram(leaf) for leaf in public.leaves.values()]).sum(0)
+    square = torch.stack([leaf.self_gram() for leaf in public.leaves.values()]).sum(0)
     return SharedBasis(public, mixing(square, rank).to(public.losses.dtype))
 
 
@@ -168,7 +168,7 @@ def tensor_bases(public: Updates, rank: float) -> TensorBases:
     mixings: dict[str, Tensor | None] = {}
     for name, leaf in public.leaves.items():
         small = rank >= 1 and leaf.shape.numel() <= rank
-        mixings[name] = None if small else mixing(_gram(leaf), rank).to(public.losses.dtype)
+        mixings[name] = None if small else mixing(leaf.self_gram(), rank).to(public.losses.dtype)
     return TensorBases(public, mixings)
 
 
@@ -197,9 +197,3 @@ def mixing(gram: Tensor, rank: float) -> Tensor:
 
 FLOOR = 1e-9
 """Eigenvalues below this part of the largest are rounding, not directions."""
-
-
-def _gram(leaf: Leaf) -> Tensor:
-    """Inner products of public gradients in float64: their small eigenvalues matter."""
-    exact = leaf.double()
-    return exact.gram(exact)

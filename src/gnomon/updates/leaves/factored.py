@@ -107,6 +107,12 @@ class Factored(Leaf):
             return self._factored_gram(other)
         return super().gram(other)
 
+    def self_gram(self) -> Tensor:
+        if self.length == 1 or self._factored_gram_is_cheaper(self):
+            exact = self.double()
+            return exact._factored_gram(exact)
+        return super().self_gram()
+
     def _dot(self, matrix: Tensor) -> Tensor:
         """`<B_i^T A_i, M> = sum_t b_t^T M a_t` for one matrix, (B,)."""
         return ((self.inputs[:, 0] @ matrix.T) * self.outputs[:, 0]).flatten(1).sum(1)

@@ -69,6 +69,10 @@ class Indexed(Leaf):
             total[part] = torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), theirs).sum((1, 3))
         return total
 
+    def self_gram(self) -> Tensor:
+        exact = self.double()
+        return exact.gram(exact)
+
     def inner(self, other: Leaf) -> Tensor:
         """Against a linear layer on the same table: `sum_t,s b'_s[index_t] <a'_s, values_t>`."""
         if not (isinstance(other, Factored) and other.inputs.shape[1] == 1):

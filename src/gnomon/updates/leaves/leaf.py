@@ -82,6 +82,14 @@ class Leaf(ABC):
             total += self.block(start, stop).flatten(1) @ other.block(start, stop).flatten(1).T
         return total
 
+    def self_gram(self) -> Tensor:
+        """`<g_i, g_j>` among the samples themselves in float64, (B, B)."""
+        total = self.like.new_zeros(len(self), len(self), dtype=torch.float64)
+        for start, stop in self._cuts(3 * len(self)):
+            block = self.block(start, stop).flatten(1).double()
+            total += block @ block.T
+        return total
+
     def inner(self, other: Leaf) -> Tensor:
         """`<g_i, h_i>` for each sample in float64, (B,)."""
         total = self.like.new_zeros(len(self), dtype=torch.float64)

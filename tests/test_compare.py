@@ -1,0 +1,112 @@
+"""Comparisons: one split, kept cells, the honest baseline, a table and a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon import compare, data, models
+from gnomon.cli import main
+from gnomon.config import TrainConfig
+from gnomon.runs import records
+from gnomon.training import evaluate, train_on_public
+from gnomon.validate import SettingError
+
+SMALL = TrainConfig(epochs=2.0, public=40, rank=10)
+
+
+def test_every_method_of_a_comparison_trains_on_the_same_private_records():
+    source = data.load("digits")
+    cells = compare.grid(SMALL, ["dp-sgd", "pcdp", "public-only"], [2.0], 1)
+    splits = [records(cell.config, source) for cell in cells]
+    assert torch.equal(splits[0].private.inputs, splits[1].private.inputs)
+    assert torch.equal(splits[1].public.inputs, splits[2].public.inputs)
+    assert {cell.config.dataset_size for cell in cells} == {len(source.train) - 40}
+
+
+def test_finished_cells_are_kept_and_the_rest_goes_on(tmp_path, monkeypatch):
+    cells = compare.grid(SMALL, ["dp-sgd", "rsdp"], [2.0, 8.0], 1)
+    first = compare.run(cells[:2], tmp_path, progress=False)
+    ran = []
+    real = compare.run_cell
+    monkeypatch.setattr(compare, "run_cell", lambda cell: ran.append(cell.label) or real(cell))
+    every = compare.run(cells, tmp_path, progress=False)
+    assert ran == ["rsdp", "rsdp"]
+    assert every[:2] == first
+
+
+def test_a_cell_s_name_changes_with_its_settings():
+    keys = {cell.key for cell in compare.grid(SMALL, ["dp-sgd", "pcdp", "pcdp:rank=5"], [1.0, 2.0], 2)}
+    assert len(keys) == 12
+
+
+def test_cells_run_in_parallel_processes(tmp_path):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 2)
+    found = compare.run(cells, tmp_path, workers=2, progress=False)
+    assert [one["label"] for one in found] == ["dp-sgd", "dp-sgd"]
+    assert found[0]["accuracy"] != found[1]["accuracy"]
+
+
+def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path, capsys):
+    settings = ["--epochs", "1", "--public", "40", "--seeds", "2", "--noise-multipliers", "4,8", "--workers", "1"]
+    assert main(["compare", *settings, "--methods", "dp-sgd,pcdp", "--quiet", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "public-only" in said
+    assert "±" in said
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert len(rows) == 5
+    assert {row["method"] for row in rows} == {"dp-sgd", "pcdp", "public-only"}
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "comparison.svg").read_text()
+    kept = json.loads(next((tmp_path / "cells").glob("*.json")).read_text())
+    assert "settings" in kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--methods", "dp-sgd,magic"], "magic"),
+        (["--methods", "pcdp:rank"], "pcdp:rank"),
+        (["--methods", "pcdp:rnak=3"], "rank"),
+        (["--noise-multipliers", "four"], "four"),
+        (["--seeds", "0"], "seeds = 0"),
+    ],
+)
+def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
+    assert main(["compare", *flags, "--quiet", "--out", str(tmp_path / "x")]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_methods_may_carry_settings_of_their_own():
+    (cell,) = compare.grid(SMALL, ["pcdp:rank=5,scope=per-tensor"], [1.0], 1)
+    assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
+    with pytest.raises(SettingError):
+        compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+
+
+def test_public_records_alone_teach_something_and_read_nothing_private():
+    source = data.load("digits")
+    split = data.public_private(source.train, private=1000, public=100)
+    model = models.build("logistic", source.input_shape, source.classes)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    train_on_public(model, loss, split.public)
+    assert evaluate(model, loss, source.test)["accuracy"] > 0.6
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_hundred_public_digits_of_mnist_beat_many_a_private_run():
+    try:
+        source = data.load("mnist")
+    except data.DataError as error:
+        pytest.skip(f"needs MNIST in the folder that GNOMON_DATA names ({error})")
+    split = data.public_private(source.train, private=10_000, public=100)
+    model = models.build("cnn", source.input_shape, source.classes)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    train_on_public(model, loss, split.public)
+    assert evaluate(model, loss, source.test)["accuracy"] > 0.75
