@@ -15,45 +15,40 @@ HERE = Path(__file__).parent
 INK, PRIVATE, DOOR, PUBLIC = "#1f2933", "#fde8e1", "#b5482a", "#e3f0ff"
 
 STAGES = (
-    ("records", "who takes part?", "data/sampling.py", PRIVATE),
+    ("records", "who takes\npart?", "data/", PRIVATE),
     ("updates", "what would each\none change?", "updates/", PRIVATE),
+    ("coordinates", "in which\nsubspace?", "subspaces/", PRIVATE),
     ("weights", "how much may\neach one count?", "clipping/", PRIVATE),
-    ("release", "clip, sum, noise,\ndivide: the door", "release/door.py", DOOR),
-    ("step", "how does the\nmodel move?", "training/trainer.py", PUBLIC),
+    ("release", "clip, sum, noise,\ndivide: the door", "release/", DOOR),
+    ("lift", "what does that\nmean for the model?", "subspaces/", PUBLIC),
+    ("step", "how does the\nmodel move?", "training/", PUBLIC),
 )
 
 
 def pipeline(path: Path) -> None:
     """How a batch walks through the code."""
-    figure = Figure(figsize=(10, 2.7), dpi=140)
+    figure = Figure(figsize=(13, 2.7), dpi=120)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, 10)
+    axes.set_xlim(0, 13)
     axes.set_ylim(0, 2.7)
     axes.axis("off")
     for i, (name, question, place, colour) in enumerate(STAGES):
-        left = 0.15 + 1.98 * i
+        left = 0.15 + 1.84 * i
         text = "white" if colour == DOOR else INK
-        axes.add_patch(FancyBboxPatch((left, 0.85), 1.6, 1.25, "round,pad=0.04", facecolor=colour, edgecolor=INK))
-        axes.text(left + 0.8, 1.82, name, ha="center", weight="bold", color=text, fontsize=12)
-        axes.text(left + 0.8, 1.33, question, ha="center", va="center", color=text, fontsize=9)
-        axes.text(left + 0.8, 0.96, place, ha="center", color=text, fontsize=8, family="monospace")
+        axes.add_patch(FancyBboxPatch((left, 0.85), 1.5, 1.25, "round,pad=0.04", facecolor=colour, edgecolor=INK))
+        axes.text(left + 0.75, 1.82, name, ha="center", weight="bold", color=text, fontsize=12)
+        axes.text(left + 0.75, 1.36, question, ha="center", va="center", color=text, fontsize=9)
+        axes.text(left + 0.75, 0.96, place, ha="center", color=text, fontsize=8, family="monospace")
         if i:
-            axes.add_patch(
-                FancyArrowPatch(
-                    (left - 0.32, 1.47), (left - 0.02, 1.47), arrowstyle="-|>", mutation_scale=14, color=INK
-                )
+            arrow = FancyArrowPatch(
+                (left - 0.29, 1.47), (left - 0.03, 1.47), arrowstyle="-|>", mutation_scale=13, color=INK
             )
-    axes.annotate("", (0.1, 0.6), (7.75, 0.6), arrowprops={"arrowstyle": "<->", "color": DOOR})
-    axes.text(
-        3.9,
-        0.28,
-        "private: stays with the data holder, logged as unprotected/",
-        ha="center",
-        fontsize=9,
-        color=DOOR,
-    )
-    axes.annotate("", (8.0, 0.6), (9.75, 0.6), arrowprops={"arrowstyle": "<->", "color": "#1f6feb"})
-    axes.text(8.9, 0.28, "post-processing", ha="center", fontsize=9, color="#1f6feb")
+            axes.add_patch(arrow)
+    axes.annotate("", (0.1, 0.6), (9.1, 0.6), arrowprops={"arrowstyle": "<->", "color": DOOR})
+    private = "private: stays with the data holder, logged as unprotected/"
+    axes.text(4.6, 0.28, private, ha="center", fontsize=9, color=DOOR)
+    axes.annotate("", (9.3, 0.6), (12.75, 0.6), arrowprops={"arrowstyle": "<->", "color": "#1f6feb"})
+    axes.text(11.0, 0.28, "post-processing: costs nothing", ha="center", fontsize=9, color="#1f6feb")
     axes.text(0.15, 2.4, "One batch, left to right, once; no stage looks back", fontsize=10, color=INK)
     figure.savefig(path)
 
