@@ -77,6 +77,9 @@ class TrainConfig:
     every: int = setting(1, "steps between two bases of the subspace", group="method")
     start: int = setting(0, "first epoch that projects", group="method")
     public_batch: int | None = setting(None, "public records a basis uses (default: all)", group="method")
+    public_blocks: int | None = setting(
+        None, "cut the public records into so many blocks and use one after the other", group="method"
+    )
     mask_rate: float = setting(0.3, "share of coordinates that rsdp leaves out", group="method")
     residual: float = setting(0.4, "clip bound of gep's residual, in units of C", group="method")
     pre_noise: float = setting(0.0, "noise on every sample before clipping", group="method")

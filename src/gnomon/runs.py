@@ -149,6 +149,7 @@ def build_method(config: TrainConfig, public: Records) -> Method:
         "every": config.every,
         "start": config.start,
         "batch": config.public_batch,
+        "blocks": config.public_blocks,
         "rate": config.mask_rate,
         "residual": config.residual,
         "pre_noise": config.pre_noise,

@@ -140,6 +140,15 @@ def test_a_rank_above_the_numerical_one_is_cut_to_it():
     torch.testing.assert_close(basis.dense().T @ basis.dense(), torch.eye(9, dtype=D), rtol=0, atol=1e-6)
 
 
+def test_the_effective_rank_is_reported():
+    model, private, public = setting("mlp")
+    trainer = gnomon.Trainer(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=0.1), method=pcdp(public, 500), sample_rate=0.5,
+        expected_batch_size=6, noise_multiplier=1.0, target_delta=1e-5, steps=2, progress=False,
+    )  # fmt: skip
+    assert trainer.fit(private).history[-1]["rank"] == 9
+
+
 def test_the_rank_can_be_chosen_by_energy():
     model, _, public = setting("mlp")
     h = gradients(model, LOSS, *public).dense()

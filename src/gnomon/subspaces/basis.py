@@ -15,7 +15,13 @@ from gnomon.updates import Dense, Loss, Updates
 
 @dataclass(frozen=True)
 class Moment:
-    """Where training stands. Nothing in it is private: the weights have been released."""
+    """Where training stands. Nothing in it is private: the weights have been released.
+
+    >>> from gnomon.release import SeededNoise
+    >>> moment = Moment(nn.Linear(2, 1), nn.MSELoss(reduction="none"), 0, 40, 3200, SeededNoise(0))
+    >>> list(moment.like)
+    ['weight', 'bias']
+    """
 
     model: nn.Module
     loss: Loss
@@ -106,6 +112,11 @@ def as_updates(vector: Mapping[str, Tensor]) -> Updates:
 
 
 def projected(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a released vector that lies in the subspace: post-processing, for any basis."""
+    """The part of a released vector that lies in the subspace: post-processing, for any basis.
+
+    >>> vector = {"weight": torch.tensor([1.0, 2.0])}
+    >>> projected(AmbientBasis(vector), vector)["weight"]
+    tensor([1., 2.])
+    """
     inside = basis.coordinates(as_updates(vector))
     return basis.lift(inside.weighted_sum(torch.ones(1, device=inside.losses.device)))

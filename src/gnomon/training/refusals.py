@@ -19,7 +19,11 @@ from gnomon.updates.untouched import untouched
 
 
 class NotPrivate(ValueError):
-    """The model or its data flow lets one person reach another one's update."""
+    """The model or its data flow lets one person reach another one's update.
+
+    >>> issubclass(NotPrivate, ValueError)
+    True
+    """
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

@@ -41,12 +41,22 @@ Record = dict[str, float | int]
 
 
 class BudgetExhausted(RuntimeError):
-    """One more step would cost more than the target epsilon allows."""
+    """One more step would cost more than the target epsilon allows.
+
+    >>> raise BudgetExhausted("after 10 steps")
+    Traceback (most recent call last):
+    gnomon.training.trainer.BudgetExhausted: after 10 steps
+    """
 
 
 @dataclass
 class Result:
-    """What `fit` did."""
+    """What `fit` did.
+
+    >>> from gnomon.accounting import epsilon
+    >>> Result(0, epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=0, delta=1e-5), "interrupted").history
+    []
+    """
 
     steps: int
     epsilon: Epsilon
@@ -298,6 +308,9 @@ class Trainer:
             "unprotected/loss": sum(finite) / len(finite) if finite else math.nan,
             "unprotected/clipped": found["unprotected/clipped"],
         }
+        rank = getattr(self._basis[1], "rank", None) if self._basis is not None else None
+        if rank is not None:
+            record["rank"] = rank
         if validation is not None:
             scored = self.model if self.average is None else self.average
             scores = evaluate(scored, self.loss, validation)

@@ -78,6 +78,23 @@ def forward_rule(*types: type[nn.Module], applies: Callable[[Any], bool] = lambd
     """Register a forward pass `(module, tap, *args, **kwargs)` that marks where parameters enter.
 
     For modules whose own kernel hides that, such as attention and recurrent layers.
+
+    >>> import torch
+    >>> from gnomon.updates import Factored, gradients
+    >>> class Fused(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.matrix = nn.Parameter(torch.eye(2))
+    ...     def forward(self, x):
+    ...         return torch.tanh(x @ self.matrix.T)
+    >>> @forward_rule(Fused)
+    ... def fused(module, tap, x):
+    ...     inner = tap(x, x @ module.matrix.T, lambda inputs, grad: {
+    ...         "matrix": Factored(inputs[:, None, None], grad[:, None, None], module.matrix.shape)})
+    ...     return torch.tanh(inner)
+    >>> loss = lambda outputs, targets: outputs.sum(1)
+    >>> gradients(Fused(), loss, torch.zeros(1, 2), None).norms()
+    tensor([0.], dtype=torch.float64)
     """
 
     def register(forward: F) -> F:
