@@ -270,6 +270,32 @@ def test_ctrl_c_stops_between_steps_and_keeps_what_was_done():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_shuffled_epoch_that_was_interrupted_goes_on_where_it_stopped():
+    seen: list[torch.Tensor] = []
+    t = trainer(sampler=Shuffled(6), sample_rate=None, steps=6)
+    x, y = data()
+    numbered = torch.cat([x, torch.arange(60.0)[:, None]], 1)[:, 1:]  # the last column tells the record
+    for count in (2, 4):
+        for inputs, targets in t.batches((numbered, y)):
+            t.step(inputs, targets)
+            seen.append(inputs[:, -1])
+            if len(seen) == count:
+                break
+        if count == 2:
+            assert t.account.steps == 2
+    for inputs, targets in t.batches((numbered, y)):
+        t.step(inputs, targets)
+        seen.append(inputs[:, -1])
+    assert sorted(torch.cat(seen).tolist()) == list(range(60))
+
+
+def test_one_trainer_accounts_for_one_data_set():
+    t = trainer()
+    t.fit(data())
+    with pytest.raises(ValueError, match="one data set"):
+        t.fit(data(40))
+
+
 BAD = [
     ("sample_rate", 0.0),
     ("sample_rate", 1.5),

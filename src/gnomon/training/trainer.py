@@ -144,8 +144,8 @@ class Trainer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
+        self._sequence: tuple[int, Iterator[Tensor]] | None = None
         self._independent = False
-        self._disjoint: set[int] = set()
         if example is not None:
             self._check_independence(*example)
 
@@ -173,11 +173,10 @@ class Trainer:
         A batch may be empty; hand it to `step` all the same.
         """
         loader = self._loader(train)
-        for chosen in positions(self.plan.sampler, len(loader), self.noise):
-            if self.account.steps + self._drawn >= self.plan.last:
-                return
+        draws = self._draws(len(loader))
+        while self.account.steps + self._drawn < self.plan.last:
             self._drawn += 1
-            yield loader.take(chosen)
+            yield loader.take(next(draws))
 
     def step(self, inputs: Any, targets: Any) -> Record:
         """One private step on a batch from `batches`. Returns unprotected diagnostics."""
@@ -201,11 +200,11 @@ class Trainer:
             self.model.train()
         history: list[Record] = []
         losses: list[float] = []
-        drawn = positions(self.plan.sampler, len(loader), self.noise)
+        draws = self._draws(len(loader))
         started = time.monotonic()
         with StopRequest() as stop, self._bar() as bar:
             while self.account.steps < self.plan.last and not stop.asked:
-                found = self._step(self._physical(loader, next(drawn)))
+                found = self._step(self._physical(loader, next(draws)))
                 losses.append(float(found["unprotected/loss"]))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
@@ -289,10 +288,23 @@ class Trainer:
         if not self._independent:
             some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
             self._check_independence(*loader.take(some))
-        if self.method.public is not None and id(train) not in self._disjoint:
+        if self.method.public is not None:
             refuse_overlap(loader, Loader(self.method.public, "public"))
-            self._disjoint.add(id(train))
         return loader
+
+    def _draws(self, size: int) -> Iterator[Tensor]:
+        """The positions of the coming steps. A second call goes on where the first one stopped.
+
+        Starting a shuffled epoch anew would use a record twice where it is counted once.
+        """
+        if self._sequence is None:
+            self._sequence = size, positions(self.plan.sampler, size, self.noise)
+        if self._sequence[0] != size:
+            raise ValueError(
+                f"train holds {size} records, an earlier call had {self._sequence[0]}: "
+                "one Trainer accounts for one data set; make another for other data"
+            )
+        return self._sequence[1]
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
