@@ -165,6 +165,16 @@ WRONG = [
     (["--momentum", "0.9", "--optimizer", "adam"], "momentum"),
     (["--config", "missing.yaml"], "missing.yaml"),
     (["--private", "99999"], "99999"),
+    (["--method", "pcdp", "--rank", "2.5"], "rank = 2.5"),
+    (["--method", "pcdp", "--rank", "nan"], "rank = nan"),
+    (["--method", "pcdp", "--rank", "inf"], "rank = inf"),
+    (["--method", "pcdp", "--rank", "0"], "rank = 0"),
+    (["--method", "pcdp", "--public", "0"], "public = 0"),
+    (["--method", "pcdp", "--public", "5000"], "public = 5000"),
+    (["--warm-start", "public", "--public", "0"], "public = 0"),
+    (["--scope", "per-tensor"], "dp-sgd has no scope"),
+    (["--method", "gep", "--start", "3"], "gep has no start"),
+    (["--method", "pcdp", "--every", "0"], "every = 0"),
 ]
 
 
@@ -194,6 +204,32 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == before
     assert main([*SHORT, "--out", str(out), "--overwrite"]) == 0
+
+
+def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
+    out = tmp_path / "run"
+    main([*SHORT, "--out", str(out)])
+    before = {name: (out / name).read_bytes() for name in files(out)}
+    x, y = np.zeros((30, 2), dtype=np.float32), np.zeros(30, dtype=int)
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
+    settings = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "30", "--batch-size", "5"]
+    # every record is the same, so the public ones occur among the private ones
+    assert main([*SHORT, *settings, "--method", "pcdp", "--public", "5", "--out", str(out), "--overwrite"]) == 2
+    assert {name: (out / name).read_bytes() for name in files(out)} == before
+
+
+def test_own_records_become_public_only_when_asked_and_the_statement_says_so(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
+    file = tmp_path / "own.npz"
+    np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    data = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "170", "--warm-start", "public"]
+    assert main([*SHORT, *data, "--out", str(tmp_path / "a")]) == 2
+    assert "NOT be protected" in capsys.readouterr().err
+    assert main([*SHORT, *data, "--public", "30", "--out", str(tmp_path / "b")]) == 0
+    statement = (tmp_path / "b/statement.txt").read_text()
+    assert "30 public records were drawn from" in statement
+    assert "without noise on the public records" in statement
 
 
 def test_own_arrays_need_a_declared_size(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -74,6 +75,10 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--methods", "pcdp:rnak=3"], "rank"),
         (["--noise-multipliers", "four"], "four"),
         (["--seeds", "0"], "seeds = 0"),
+        (["--workers", "-2"], "workers = -2"),
+        (["--noise-multipliers", "4,nan"], "nan"),
+        (["--noise-multipliers", "0"], "noise-multipliers = 0"),
+        (["--public", "0"], "public = 0"),
     ],
 )
 def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
@@ -96,6 +101,29 @@ def test_public_records_alone_teach_something_and_read_nothing_private():
     train_on_public(model, loss, split.public)
     assert evaluate(model, loss, source.test)["accuracy"] > 0.6
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_interrupted_cell_is_not_kept_as_finished(tmp_path, monkeypatch):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
+    real = compare.build_trainer
+
+    def interrupted(*args, **settings):
+        trainer = real(*args, **settings)
+        fit = trainer.fit
+        trainer.fit = lambda *a, **k: dataclasses.replace(fit(*a, **k), stopped="interrupted")
+        return trainer
+
+    monkeypatch.setattr(compare, "build_trainer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(cells, tmp_path, progress=False)
+    assert not list((tmp_path / "cells").glob("*.json"))
+
+
+def test_columns_of_the_table_are_told_apart_by_epsilon():
+    rows = [compare.Row("a", 2.0, 1.0, 0.5, 0.0, 1, 1.0), compare.Row("b", 2.0, 0.7, 0.5, 0.0, 1, 1.0)]
+    table = compare.markdown(rows)
+    assert "epsilon 1.000" in table
+    assert "epsilon 0.700" in table
 
 
 @pytest.mark.data

@@ -117,7 +117,7 @@ def _train(args: argparse.Namespace) -> int:
     from gnomon.runs import train
 
     config = _config(args)
-    out = args.out or Path("runs") / f"{Path(config.data).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
@@ -164,8 +164,7 @@ def _add_compare(commands: Any) -> None:
     )
     parser.set_defaults(run=_compare)
     parser.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
-                        help="methods, each with settings of its own if need be: pcdp:rank=50,scope=per-tensor "
-                        "(separate such lists with ;)")  # fmt: skip
+                        help="methods, with settings of their own if need be: pcdp:rank=50,scope=per-tensor")  # fmt: skip
     parser.add_argument("--noise-multipliers", default="5,10,20,40", metavar="X,Y,...", help="noise levels")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
     parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
@@ -181,7 +180,7 @@ def _compare(args: argparse.Namespace) -> int:
     from gnomon import compare
 
     config = _config(args)
-    methods = args.methods.split(";" if ";" in args.methods else ",")
+    methods = compare.split_methods(args.methods)
     try:
         levels = [float(level) for level in args.noise_multipliers.split(",")]
     except ValueError:
@@ -189,8 +188,10 @@ def _compare(args: argparse.Namespace) -> int:
     if compare.PUBLIC_ONLY not in methods:
         methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     cells = compare.grid(config, methods, levels, args.seeds)
-    out = args.out or Path("runs") / f"compare-{Path(config.data).stem}"
-    results = compare.run(cells, out, workers=args.workers or os.cpu_count() or 1, progress=not args.quiet)
+    out = args.out or Path("runs") / f"compare-{Path(config.data.removeprefix('npz:')).stem}"
+    results = compare.run(
+        cells, out, workers=args.workers if args.workers is not None else os.cpu_count() or 1, progress=not args.quiet
+    )
     compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
     return 0
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,12 +20,21 @@ import torch
 from tqdm.auto import tqdm
 
 from gnomon.config import TrainConfig
-from gnomon.data import load
+from gnomon.data import Records, load
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
-from gnomon.runs import LOSS, build_model, build_trainer, records
-from gnomon.training import evaluate, train_on_public
-from gnomon.validate import SettingError, whole
+from gnomon.runs import (
+    LOSS,
+    build_method,
+    build_model,
+    build_trainer,
+    is_own,
+    public_count,
+    records,
+    without_foreign_settings,
+)
+from gnomon.training import evaluate
+from gnomon.validate import SettingError, positive, whole
 
 PUBLIC_ONLY = "public-only"
 
@@ -41,7 +51,10 @@ class Cell:
     def key(self) -> str:
         """A name that changes with every setting that could change the result."""
         settings = dataclasses.asdict(self.config) | {"label": self.label}
-        settings.pop("data_dir"), settings.pop("threads")
+        settings |= {"data_dir": None, "threads": None}
+        if is_own(self.config.data):  # the file may change under the same name
+            content = Path(self.config.data.removeprefix("npz:")).read_bytes()
+            settings["content"] = hashlib.sha256(content).hexdigest()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -65,8 +78,13 @@ def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[
     ['dp-sgd', 'pcdp:rank=20']
     """
     # everybody trains on the same private records, whether a method reads the public ones or not
-    private = base.private or len(load(base.data, base.data_dir).train) - base.public
-    base = dataclasses.replace(base, private=private, dataset_size=base.dataset_size or private)
+    public = public_count(base)
+    private = base.private or len(load(base.data, base.data_dir).train) - public
+    if is_own(base.data) and base.dataset_size is None:
+        raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
+    base = dataclasses.replace(base, private=private, public=public, dataset_size=base.dataset_size or private)
+    for one in noise_multipliers:
+        positive("noise-multipliers", one)
     cells = []
     for label in methods:
         name, own = _settings(label)
@@ -75,8 +93,25 @@ def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[
             for seed in range(whole("seeds", seeds)):
                 settings = {"noise_multiplier": level, "seed": seed, "insecure_noise_seed": seed} | own
                 method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
-                cells.append(Cell(label, dataclasses.replace(base, method=method).with_settings(settings)))
+                config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
+                build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
+                cells.append(Cell(label, config))
     return cells
+
+
+def split_methods(text: str) -> list[str]:
+    """Methods in a list, where commas also separate a method's own settings.
+
+    >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
+    ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
+    """
+    parts: list[str] = []
+    for item in filter(None, re.split("[,;]", text)):
+        if "=" in item and ":" not in item and parts:
+            parts[-1] += f",{item}"
+        else:
+            parts.append(item)
+    return parts
 
 
 def _settings(label: str) -> tuple[str, dict[str, Any]]:
@@ -98,13 +133,15 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     source = load(cell.config.data, cell.config.data_dir)
     split = records(cell.config, source)
     if cell.label.partition(":")[0] == PUBLIC_ONLY:
-        model = build_model(cell.config, source, split.public)
-        train_on_public(model, LOSS, split.public)
+        start = dataclasses.replace(cell.config, warm_start="public")
+        model = build_model(start, source, split.public)
         found = evaluate(model, LOSS, source.test)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "curve": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     curve: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=curve.append)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
     return {
         "label": cell.label,
         "noise_multiplier": trainer.account.noise_multiplier,
@@ -117,10 +154,13 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
+    whole("workers", workers)
     store = folder / "cells"
-    store.mkdir(parents=True, exist_ok=True)
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError("out", str(folder), f"a folder that can be written ({error.strerror})") from None
     missing = [cell for cell in cells if not (store / f"{cell.key}.json").exists()]
-    # costly cells first, so that the last worker does not wait alone
     with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="run", disable=not progress) as bar:
         for cell, found in _results(missing, workers):
             partial = store / f".{cell.key}.partial"
@@ -181,14 +221,13 @@ def markdown(rows: Sequence[Row]) -> str:
     |---|---|
     | dp-sgd | 60.0 ± 10.0 |
     """
-    levels = sorted({row.noise_multiplier for row in rows if row.noise_multiplier is not None})
-    spent = {row.noise_multiplier: row.epsilon for row in rows}
-    heads = [f"sigma {level:.3g}, epsilon {spent[level]:.3f}" for level in levels]
+    levels = sorted({(row.noise_multiplier, row.epsilon) for row in rows if row.noise_multiplier is not None})
+    heads = [f"sigma {sigma:.3g}, epsilon {epsilon:.3f}" for sigma, epsilon in levels]
     lines = ["| accuracy, % | " + " | ".join(heads) + " |", "|---" * (len(levels) + 1) + "|"]
     for method in dict.fromkeys(row.method for row in rows):
-        mine = {row.noise_multiplier: row for row in rows if row.method == method}
-        if None in mine:
-            only = mine[None]
+        mine = {(row.noise_multiplier, row.epsilon): row for row in rows if row.method == method}
+        only = next(iter(mine.values()))
+        if only.noise_multiplier is None:
             cells = [_cell(only) + " (epsilon 0)"] + ["same"] * (len(levels) - 1)
         else:
             cells = [_cell(mine[level]) if level in mine else "–" for level in levels]

@@ -65,8 +65,11 @@ class TrainConfig:
         None, "neighbouring data sets", ("add-remove", "zero-out", "replace-one"), group="privacy"
     )
     method: str = setting("dp-sgd", "training method; gnomon methods lists them", group="method")
-    public: int = setting(
-        100, "how many public records to set aside, for methods and warm starts that use them", group="method"
+    public: int | None = setting(
+        None,
+        "how many records to set aside as public, NOT protected, for methods and warm starts that use them "
+        "(default: 100; say it yourself for npz)",
+        group="method",
     )
     rank: float | None = setting(
         None, "dimensions of the subspace, or below 1 the share of energy (default: the method's)", group="method"
@@ -99,7 +102,7 @@ class TrainConfig:
     split_seed: int = setting(0, "seed of the draw of private and public records", group="data")
     insecure_noise_seed: int | None = setting(
         None,
-        "seed noise and sampling, for studies only: the statement then says NOT PRIVATE",
+        "seed noise and sampling, for studies only: the statement then gives NO GUARANTEE",
         group="privacy",
     )
     device: str = setting("cpu", "cpu, cuda, cuda:1, mps")

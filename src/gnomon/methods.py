@@ -44,12 +44,16 @@ class Method:
         validate.non_negative("pre_noise", self.pre_noise)
         if self.project not in ("before", "after"):
             raise validate.SettingError("project", self.project, "'before' or 'after'")
+        if isinstance(self.subspace, Embedding):
+            matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
+            if self.project != "before" or not matches:
+                allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
+                raise validate.SettingError("clip", self.clip.name, allowed)
 
     @property
     def public(self) -> Any:
         """The public records that the method uses, or None."""
-        space = self.subspace.space if isinstance(self.subspace, Embedding) else self.subspace
-        return space.public if isinstance(space, PublicEigenspace) else None
+        return getattr(self.subspace, "public", None)
 
     def describe(self) -> str:
         """One line for statements and listings."""

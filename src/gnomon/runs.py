@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import math
@@ -17,7 +18,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from gnomon import clipping, models, validate
+from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
@@ -93,6 +94,7 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
     source = load(config.data, config.data_dir)
     split = records(config, source)
     trainer = build_trainer(config, source, split.public, progress=progress)
+    trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     result = trainer.fit(
@@ -112,23 +114,55 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
 
 
 def records(config: TrainConfig, source: Source) -> Split:
-    """The records to protect, and public ones if the settings use any."""
-    public = validate.whole("public", config.public, least=0) if uses_public(config) else 0
+    """The records to protect, and public ones if the settings use any.
+
+    >>> split = records(TrainConfig(method="pcdp", public=37), load("digits"))
+    >>> len(split.private), len(split.public)
+    (1400, 37)
+    """
+    public = public_count(config) if uses_public(config) else 0
     if config.private is None and public == 0:
         return Split(source.train, source.train[:0])
+    if public >= len(source.train):
+        raise SettingError("public", public, f"fewer than the {len(source.train)} records of the data set")
     private = config.private if config.private is not None else len(source.train) - public
     return public_private(source.train, private=private, public=public, seed=config.split_seed)
 
 
+def public_count(config: TrainConfig) -> int:
+    """How many records count as public. Nobody's own data become public unasked."""
+    if config.public is None and is_own(config.data):
+        raise SettingError("public", None, "how many of your records are public; they will NOT be protected")
+    return whole("public", 100 if config.public is None else config.public)
+
+
+def is_own(data: str) -> bool:
+    """Whether the data are the user's, not a benchmark whose size everybody knows.
+
+    >>> is_own("npz:patients.npz"), is_own("mnist")
+    (True, False)
+    """
+    return data.startswith("npz:") or data.endswith(".npz")
+
+
 def uses_public(config: TrainConfig) -> bool:
-    """Whether the settings need public records."""
+    """Whether the settings need public records.
+
+    >>> uses_public(TrainConfig()), uses_public(TrainConfig(method="pdp"))
+    (False, True)
+    """
     maker = METHODS.get(config.method)
-    asks = maker is None or "public" in inspect.signature(maker).parameters
+    asks = maker is not None and "public" in inspect.signature(maker).parameters
     return asks or config.warm_start == "public"
 
 
 def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Module:
-    """The model at its start: freshly drawn, or taught by the public records."""
+    """The model at its start: freshly drawn, or taught by the public records.
+
+    >>> source = load("digits")
+    >>> build_model(TrainConfig(), source, source.train[:0])(source.test.inputs[:1]).shape
+    torch.Size([1, 10])
+    """
     name = config.model or models.default_model(source)
     model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(_device(config.device))
     if config.warm_start == "public":
@@ -136,30 +170,71 @@ def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Modu
     return model
 
 
+METHOD_SETTINGS = {
+    "rank": "rank",
+    "scope": "per_tensor",
+    "every": "every",
+    "start": "start",
+    "public_batch": "batch",
+    "public_blocks": "blocks",
+    "mask_rate": "rate",
+    "residual": "residual",
+    "pre_noise": "pre_noise",
+}
+"""Settings that only some methods have, and what the methods call them."""
+
+
 def build_method(config: TrainConfig, public: Records) -> Method:
-    """The method that a config stands for."""
+    """The method that a config stands for; settings that it does not have are refused.
+
+    >>> build_method(TrainConfig(mask_rate=0.5, method="rsdp"), load("digits").train[:0]).subspace.name
+    'random mask, rate 0.5'
+    """
+    maker = METHODS[_method_name(config)]
+    wanted = inspect.signature(maker).parameters
+    given: dict[str, Any] = {"clip": clipping.RULES[config.clip]()}
+    if "public" in wanted:
+        given["public"] = public
+    for name in _changed(config):
+        if METHOD_SETTINGS[name] not in wanted:
+            flag = name.replace("_", "-")
+            raise SettingError(flag, getattr(config, name), f"another method: {config.method} has no {flag}")
+        given[METHOD_SETTINGS[name]] = getattr(config, name)
+    if "per_tensor" in given:
+        given["per_tensor"] = config.scope == "per-tensor"
+    if config.rank is not None and math.isfinite(config.rank) and config.rank == int(config.rank):
+        given["rank"] = int(config.rank)
+    return maker(**given)
+
+
+def without_foreign_settings(config: TrainConfig) -> TrainConfig:
+    """The config without settings that its method does not have, for comparisons where only some methods have them.
+
+    >>> without_foreign_settings(TrainConfig(rank=20)).rank is None
+    True
+    """
+    wanted = inspect.signature(METHODS[_method_name(config)]).parameters
+    foreign = [name for name in _changed(config) if METHOD_SETTINGS[name] not in wanted]
+    return dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in foreign})
+
+
+def _method_name(config: TrainConfig) -> str:
     if config.method not in METHODS:
         raise SettingError("method", config.method, f"one of {', '.join(METHODS)}")
-    maker = METHODS[config.method]
-    offered: dict[str, Any] = {
-        "public": public,
-        "clip": clipping.RULES[config.clip](),
-        "rank": config.rank if config.rank is None or config.rank < 1 else int(config.rank),
-        "per_tensor": config.scope == "per-tensor",
-        "every": config.every,
-        "start": config.start,
-        "batch": config.public_batch,
-        "blocks": config.public_blocks,
-        "rate": config.mask_rate,
-        "residual": config.residual,
-        "pre_noise": config.pre_noise,
-    }
-    wanted = inspect.signature(maker).parameters
-    return maker(**{key: value for key, value in offered.items() if key in wanted and value is not None})
+    return config.method
+
+
+def _changed(config: TrainConfig) -> list[str]:
+    return [name for name in METHOD_SETTINGS if getattr(config, name) != getattr(TrainConfig(), name)]
 
 
 def build_trainer(config: TrainConfig, source: Source, public: Records, *, progress: bool = True) -> Trainer:
-    """The Trainer that a config stands for, on a source."""
+    """The Trainer that a config stands for, on a source.
+
+    >>> source = load("digits")
+    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).plan.steps
+    6
+    """
     model = build_model(config, source, public)
     optimizer = _optimizer(config, model)
     size = _declared_size(config, source)
@@ -186,20 +261,30 @@ def build_trainer(config: TrainConfig, source: Source, public: Records, *, progr
         scheduler=_scheduler(config, optimizer),
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
+        notes=_notes(config, public),
         progress=progress,
     )
+
+
+def _notes(config: TrainConfig, public: Records) -> list[str]:
+    if not len(public):
+        return []
+    origin = f"The {len(public)} public records were drawn from {config.data} with split seed {config.split_seed}."
+    if config.warm_start == "public":
+        return [origin, "The model started from one trained without noise on the public records: NOT protected."]
+    return [origin]
 
 
 def _declared_size(config: TrainConfig, source: Source) -> int:
     if config.dataset_size is not None:
         return whole("dataset-size", config.dataset_size)
-    if ".npz" in config.data or config.data.startswith("npz:"):
+    if is_own(config.data):
         raise SettingError(
             "dataset-size",
             None,
             "the number of records you are ready to declare in public; it sets the sample rate",
         )
-    return config.private or len(source.train) - (config.public if uses_public(config) else 0)
+    return config.private or len(source.train) - (public_count(config) if uses_public(config) else 0)
 
 
 def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import gnomon
-from gnomon.clipping import PSAC, Automatic, Flat, Normalised
+from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
 from gnomon.methods import Method, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
 from gnomon.subspaces import Moment, PublicEigenspace, RandomMask, RandomProjection
@@ -168,18 +168,21 @@ def test_released_noise_has_the_covariance_of_the_projector(per_tensor):
     space = method.subspace
     moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))
     basis = space.basis(moment)
+    sizes = [value.numel() for value in basis.like.values()]
+
+    def lifted(flat):
+        parts = dict(zip(basis.like, flat.split(sizes), strict=True))
+        return torch.cat([x.flatten() for x in basis.lift(parts).values()])
+
     eye = torch.eye(basis.rank, dtype=D)
-    v = torch.stack([torch.cat([x.flatten() for x in basis.lift({"coordinates": e}).values()]) for e in eye], 1)
+    v = torch.stack([lifted(e) for e in eye], 1)
     torch.testing.assert_close(v.T @ v, eye, rtol=0, atol=1e-8)
     sigma, bound, n = 2.0, 0.1, 4000
-    noise = SeededNoise(1)
-    like = {"coordinates": torch.zeros(basis.rank, dtype=D)}
-    draws = []
+    noise, draws = SeededNoise(1), []
     for _ in range(n):
-        door = gnomon.release.Door(like, bound, sigma, 1.0, noise)
-        draws.append(torch.cat([x.flatten() for x in basis.lift(door.release()).values()]))
-    draws = torch.stack(draws)
-    found = draws.T @ draws / n
+        released = gnomon.release.Door(basis.like, bound, sigma, 1.0, noise).release()
+        draws.append(lifted(torch.cat([value.flatten() for value in released.values()])))
+    found = torch.stack(draws).T @ torch.stack(draws) / n
     expected = (sigma * bound) ** 2 * v @ v.T
     assert (found - expected).norm() / expected.norm() < 5 * math.sqrt((basis.rank + 1) / n)
 
@@ -230,6 +233,101 @@ def test_with_a_tiny_bound_only_the_product_of_rate_and_bound_matters():
         model, private, public = setting("mlp")
         changes.append(trained(model, pcdp(public, 4), private, bound=bound, lr=lr))
     torch.testing.assert_close(*changes, rtol=1e-6, atol=1e-12)
+
+
+def crafted(method: Method, x, y, model, loss, bound: float = 1.0) -> float:
+    """How far the first record moves the noise-free sum, in units of the bound."""
+    state = copy.deepcopy(model.state_dict())
+    moved = []
+    for keep in (slice(0, None), slice(1, None)):
+        model.load_state_dict(state)
+        before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+        trainer = gnomon.Trainer(
+            model, loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method, max_grad_norm=bound,
+            sampler=gnomon.accounting.FullBatch(), expected_batch_size=1, noise_multiplier=0.0, target_delta=1e-5,
+            steps=1, noise=SeededNoise(0), progress=False,
+        )  # fmt: skip
+        trainer._step([(x[keep], y[keep])])
+        moved.append(torch.cat([p.detach().flatten() for p in model.parameters()]) - before)
+    return float((moved[0] - moved[1]).double().norm()) / bound
+
+
+def test_a_huge_pixel_cannot_hide_behind_a_mask():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 2), torch.tensor([1, 0, 1, 0])
+    x[0] = 3e38
+    assert crafted(rsdp(0.3), x, y, nn.Linear(2, 2), LOSS) <= 1.001
+
+
+def test_blank_inputs_keep_their_bias_gradients_under_a_mask():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    updates = gradients(model, LOSS, torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
+    masked = RandomMask(0.5).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0))).coordinates(updates)
+    assert torch.isfinite(masked.norms()).all()
+    assert masked.norms_by_parameter()[:, 1].sum() > 0
+
+
+def test_a_loss_in_double_precision_does_not_widen_what_a_cancelling_record_can_do():
+    torch.manual_seed(0)
+    model = nn.Linear(60, 60, bias=False)
+    token, error = torch.randn(60) * 1e4, torch.rand(60) * 1e12 + 1e12
+    x = torch.stack([token.expand(2, 60), torch.randn(2, 60)])
+    y = torch.stack([torch.stack([error, -error]), torch.zeros(2, 60)])
+    loss = lambda o, t: (o.double() - t).square().flatten(1).sum(1)
+    assert crafted(dp_sgd(), x, y, model, loss) <= 1.001
+
+
+def test_a_weight_above_one_cannot_overflow_a_finite_contribution():
+    x, y = torch.full((1, 3), 1.2e-38), torch.full((1, 1), -1.5e38)
+    model = nn.Linear(3, 1, bias=False)
+    loss = lambda o, t: (o - t).square().sum(1)
+    found = crafted(dp_sgd(Normalised()), torch.cat([x, x]), torch.cat([y, 0 * y]), model, loss, 10.0)
+    assert math.isfinite(found)
+    assert found <= 1.001
+
+
+def test_own_subspaces_with_public_records_are_checked_for_overlap():
+    model, private, _ = setting("mlp")
+
+    class Own(PublicEigenspace):
+        pass
+
+    method = Method("own", subspace=Own((private[0][:3], private[1][:3]), 2))
+    with pytest.raises(ValueError, match="occur in the private set"):
+        trained(model, method, private)
+
+
+def test_an_embedding_needs_its_own_clip_rule():
+    _, _, public = setting("mlp")
+    space = gep(public, 2).subspace
+    for settings in ({}, {"project": "after"}, {"clip": Automatic()}):
+        with pytest.raises(SettingError, match="clip"):
+            Method("own", subspace=space, **settings)
+
+
+def test_per_layer_clipping_bounds_each_tensor_of_a_per_tensor_subspace():
+    model, private, public = setting("mlp")
+    start = copy.deepcopy(model.state_dict())
+    flat = trained(model, pcdp(public, 4, Flat(), per_tensor=True), private)
+    model.load_state_dict(start)
+    layered = trained(model, pcdp(public, 4, PerLayer(), per_tensor=True), private)
+    assert not torch.allclose(flat, layered)
+
+
+def test_public_records_without_any_finite_gradient_are_refused():
+    model, private, (x, y) = setting("mlp")
+    with pytest.raises(ValueError, match="no public record has a finite gradient"):
+        trained(model, pcdp((x * math.nan, y), 2), private)
+
+
+def test_the_statement_says_that_public_records_are_not_protected():
+    model, _, public = setting("mlp")
+    trainer = gnomon.Trainer(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=0.1), method=pcdp(public, 2), sample_rate=0.5,
+        expected_batch_size=6, noise_multiplier=1.0, target_delta=1e-5, steps=2, progress=False,
+    )  # fmt: skip
+    assert "9 records were used as public by the method and are NOT protected" in trainer.statement().text()
 
 
 def test_public_records_that_are_private_too_are_refused():

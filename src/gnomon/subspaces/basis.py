@@ -96,13 +96,15 @@ class Ambient:
 COORDINATES = "coordinates"
 
 
-def in_coordinates(values: Tensor, losses: Tensor) -> Updates:
+def in_coordinates(values: Tensor, losses: Tensor, ceilings: Tensor | None = None) -> Updates:
     """Coordinates (B, k) as updates, so that clipping and release treat them like any other.
+
+    `ceilings` say how large the terms were that the coordinates are sums of.
 
     >>> in_coordinates(torch.ones(3, 2), torch.zeros(3)).norms()
     tensor([1.4142, 1.4142, 1.4142], dtype=torch.float64)
     """
-    return Updates({COORDINATES: Dense(values)}, losses)
+    return Updates({COORDINATES: Dense(values, ceilings)}, losses)
 
 
 def as_updates(vector: Mapping[str, Tensor]) -> Updates:

@@ -19,7 +19,9 @@ from gnomon import validate
 from gnomon.data import Loader
 from gnomon.data.sampling import shuffle
 from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
-from gnomon.updates import Leaf, Updates, gradients
+from gnomon.updates import Dense, Leaf, Updates, gradients
+
+RANKS = "a whole number of dimensions, or a fraction of the energy between 0 and 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +51,15 @@ class PublicEigenspace:
     blocks: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rank >= 1:
-            validate.whole("rank", self.rank)
-        else:
-            validate.probability("rank", self.rank)
+        rank = validate.number("rank", self.rank, RANKS)
+        if rank <= 0 or (rank >= 1 and rank != int(rank)):
+            raise validate.SettingError("rank", self.rank, RANKS)
         validate.whole("every", self.every)
         validate.whole("start", self.start, least=0)
         if self.batch is not None:
             validate.whole("batch", self.batch)
+        if self.blocks is not None and self.batch is not None:
+            raise validate.SettingError("blocks", self.blocks, "either blocks or batch")
         if self.blocks is not None:
             blocks = validate.whole("blocks", self.blocks)
             if blocks > len(Loader(self.public, "public")):
@@ -85,6 +88,8 @@ class PublicEigenspace:
         updates = gradients(moment.model, moment.loss, inputs, targets)
         usable = torch.isfinite(updates.norms())
         if not bool(usable.all()):
+            if not bool(usable.any()):
+                raise ValueError("no public record has a finite gradient: look for NaN or huge values in public")
             updates = updates.select(usable.nonzero().squeeze(1))
         make = tensor_bases if self.per_tensor else shared_basis
         return make(updates, self.rank)
@@ -112,7 +117,9 @@ class SharedBasis:
         return self.mixing.shape[1]
 
     def coordinates(self, updates: Updates) -> Updates:
-        return in_coordinates(updates.gram(self.public) @ self.mixing, updates.losses)
+        values = updates.gram(self.public) @ self.mixing
+        ceilings = updates.ceilings_by_parameter().square().sum(1) * _gain(self.public.norms(), self.mixing)
+        return in_coordinates(values, updates.losses, ceilings)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
@@ -127,40 +134,47 @@ class TensorBases:
 
     def __init__(self, public: Updates, mixings: Mapping[str, Tensor | None]) -> None:
         self.public, self.mixings = public, mixings
-        sizes = [
-            public.leaves[name].shape.numel() if mixing is None else mixing.shape[1] for name, mixing in mixings.items()
-        ]
-        self._sizes = sizes
-        self.like = {COORDINATES: public.losses.new_zeros(sum(sizes))}
+        self.like = {
+            name: public.losses.new_zeros(public.leaves[name].shape.numel() if mixing is None else mixing.shape[1])
+            for name, mixing in mixings.items()
+        }
 
     @property
     def rank(self) -> int:
         """All dimensions together."""
-        return sum(self._sizes)
+        return sum(value.numel() for value in self.like.values())
 
     def coordinates(self, updates: Updates) -> Updates:
-        parts = [self._part(name, updates.leaves[name]) for name in self.mixings]
-        return in_coordinates(torch.cat(parts, 1), updates.losses)
+        return Updates({name: self._part(name, updates.leaves[name]) for name in self.mixings}, updates.losses)
 
-    def _part(self, name: str, leaf: Leaf) -> Tensor:
-        mixing = self.mixings[name]
+    def _part(self, name: str, leaf: Leaf) -> Dense:
+        mixing, public = self.mixings[name], self.public.leaves[name]
         if mixing is None:
-            return leaf.dense().reshape(len(leaf), leaf.shape.numel())
-        return leaf.gram(self.public.leaves[name]) @ mixing
+            return Dense(leaf.dense().reshape(len(leaf), leaf.shape.numel()), leaf.square_ceilings())
+        gain = _gain(public.square_norms().sqrt(), mixing)
+        return Dense(leaf.gram(public) @ mixing, leaf.square_ceilings() * gain)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parts = vector[COORDINATES].split(self._sizes)
         lifted = {}
-        for (name, mixing), part in zip(self.mixings.items(), parts, strict=True):
+        for name, mixing in self.mixings.items():
             leaf = self.public.leaves[name]
+            part = vector[name]
             lifted[name] = part.reshape(leaf.shape) if mixing is None else leaf.weighted_sum(mixing @ part)
         return lifted
+
+
+def _gain(norms: Tensor, mixing: Tensor) -> Tensor:
+    """How much a rounding in the inner products can grow in the coordinates, squared.
+
+    Inner products err by a few roundings, not by the hundreds that the release allows a sum over a batch.
+    """
+    return (norms @ mixing.double().abs()).square().sum() / ROUNDINGS_SAVED**2
 
 
 def shared_basis(public: Updates, rank: float) -> SharedBasis:
     """The basis of one subspace of all parameters."""
     square = torch.stack([leaf.self_gram() for leaf in public.leaves.values()]).sum(0)
-    return SharedBasis(public, mixing(square, rank).to(public.losses.dtype))
+    return SharedBasis(public, mixing(square, rank, public.losses.dtype))
 
 
 def tensor_bases(public: Updates, rank: float) -> TensorBases:
@@ -168,32 +182,34 @@ def tensor_bases(public: Updates, rank: float) -> TensorBases:
     mixings: dict[str, Tensor | None] = {}
     for name, leaf in public.leaves.items():
         small = rank >= 1 and leaf.shape.numel() <= rank
-        mixings[name] = None if small else mixing(leaf.self_gram(), rank).to(public.losses.dtype)
+        mixings[name] = None if small else mixing(leaf.self_gram(), rank, public.losses.dtype)
     return TensorBases(public, mixings)
 
 
-def mixing(gram: Tensor, rank: float) -> Tensor:
-    """`U = Q_k L_k^(-1/2)` from the Gram matrix of m vectors, (m, k).
+def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
+    """`U = Q_k L_k^(-1/2)` from the Gram matrix of m vectors, (m, k), for coordinates in the given precision.
 
     k is the rank, the smallest number of eigenvalues that hold the given fraction of their sum, or the
     numerical rank, whichever is less.
 
-    >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0])), 5)
+    >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0])), 5, torch.float32)
     tensor([[0.5000, 0.0000],
             [0.0000, 1.0000],
             [0.0000, 0.0000]])
     """
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    floor = FLOOR * float(values[0]) if len(values) else 0.0
+    floor = FLOORS[dtype] * float(values[0])
     solid = int((values > max(floor, 0.0)).sum())
     if rank < 1:
         energy = values.clamp_min(0).cumsum(0)
         solid = min(solid, int((energy < rank * energy[-1]).sum()) + 1)
     count = min(int(rank), solid) if rank >= 1 else solid
     signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh leaves the sign open
-    return vectors[:, :count] * (signs * values[:count].rsqrt())
+    return (vectors[:, :count] * (signs * values[:count].rsqrt())).to(dtype)
 
 
-FLOOR = 1e-9
-"""Eigenvalues below this part of the largest are rounding, not directions."""
+FLOORS = {torch.float32: 1e-6, torch.float64: 1e-12}
+"""Eigenvalues below this part of the largest are left out: coordinates along them would be rounding."""
+
+ROUNDINGS_SAVED = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from gnomon import validate
 from gnomon.clipping import EmbeddingAndResidual
 from gnomon.subspaces.basis import COORDINATES, Basis, Moment
 from gnomon.subspaces.eigenspace import PublicEigenspace, SharedBasis
-from gnomon.updates import Dense, Updates
+from gnomon.updates import Updates
 from gnomon.updates.leaves import Residual
 
 
@@ -40,6 +41,10 @@ class Embedding:
             raise validate.SettingError("per_tensor", True, "one shared subspace for embeddings")
 
     @property
+    def public(self) -> Any:
+        return self.space.public
+
+    @property
     def name(self) -> str:
         return f"{self.space.name}, and {self.residual:g} x residual"
 
@@ -60,12 +65,13 @@ class EmbeddingBasis:
         self.like = {**inside.like, **like}
 
     def coordinates(self, updates: Updates) -> Updates:
-        values = updates.gram(self._inside.public) @ self._inside.mixing  # (B, k)
+        inside = self._inside.coordinates(updates).leaves[COORDINATES]
+        values = inside.dense()  # (B, k)
         parts = values @ self._inside.mixing.T  # (B, m)
         outside = {
             name: Residual(leaf, self._inside.public.leaves[name], parts) for name, leaf in updates.leaves.items()
         }
-        return Updates({COORDINATES: Dense(values), **outside}, updates.losses)
+        return Updates({COORDINATES: inside, **outside}, updates.losses)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         back = EmbeddingAndResidual(self._residual).scales

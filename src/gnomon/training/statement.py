@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ NOT_COVERED = (
     "People in the validation set: their scores are computed without noise.",
     "Floating point: noise is formed in float64 and rounded to a grid, which resists the known attacks, "
     "but the proof is for real numbers.",
+    "Refusals before the first step (samples that interact, public records that are private): they say yes or no.",
     "Side channels such as running time, and everything outside the training run.",
 )
 
@@ -53,9 +55,10 @@ class Statement:
         max_grad_norm: float,
         expected_batch_size: float,
         private_noise: bool,
+        notes: Sequence[str] = (),
     ) -> Statement:
-        """The statement for what has been spent."""
-        caveats = []
+        """The statement for what has been spent; `notes` are caveats of the run."""
+        caveats = list(notes)
         if not private_noise:
             caveats.append("not private: seeded noise. Whoever knows the seed can subtract the noise.")
         if float(spent) == float("inf"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,7 @@ class Trainer:
         ema_decay: float | None = None,
         noise: NoiseSource | None = None,
         example: tuple[Any, Any] | None = None,
+        notes: Sequence[str] = (),
         progress: bool = True,
     ) -> None:
         refuse_batch_norm(model)
@@ -139,7 +140,7 @@ class Trainer:
         if scheduler_every not in ("epoch", "step"):
             raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
-        self.progress = progress
+        self.progress, self.notes = progress, tuple(notes)
         self.average = _averaged(model, ema_decay)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
@@ -163,7 +164,15 @@ class Trainer:
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=self.expected_batch_size,
             private_noise=self.noise.private,
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        if self.method.public is None:
+            return list(self.notes)
+        count = len(Loader(self.method.public, "public"))
+        used = f"{count} records were used as public by the method and are NOT protected."
+        return [used, *self.notes]
 
     # -- a loop of one's own ---------------------------------------------------------------------
 
@@ -282,6 +291,10 @@ class Trainer:
             yield loader.take(part)
 
     # -- small things ----------------------------------------------------------------------------
+
+    def check(self, train: Any) -> None:
+        """Refuses, before anything is released, what could not be private; `fit` and `batches` do it too."""
+        self._loader(train)
 
     def _loader(self, train: Any) -> Loader:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)

@@ -61,7 +61,9 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Update
     ordered = {
         name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach()) for name, p in trainable.items()
     }
-    return Updates(ordered, losses.detach())
+    # what is computed from losses must not look more precise than the updates are
+    coarsest = torch.float32 if any(p.dtype is torch.float32 for p in trainable.values()) else torch.float64
+    return Updates(ordered, losses.detach().to(coarsest))
 
 
 def batch_size(inputs: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves import Dense, Leaf
+from gnomon.updates.leaves import Dense, Leaf, Masked
 
 
 class Updates:
@@ -82,7 +82,11 @@ class Updates:
         for column, (name, leaf) in enumerate(self.leaves.items()):
             part = leaf if chosen is None else leaf.select(chosen)
             weight = table[:, column if weights.dim() == 2 else 0].to(leaf.like.dtype)
-            sums[name] = part.weighted_sum(weight)
+            total = part.weighted_sum(weight)
+            if not bool(torch.isfinite(total.sum())) and weight.numel():
+                # a product left the range of the format on the way, where the sum itself does not
+                total = part.double().weighted_sum(weight.double()).to(total.dtype)
+            sums[name] = total
         return sums
 
     def perturbed(self, deviation: float, normal: Callable[[int], Tensor]) -> Updates:
@@ -91,7 +95,8 @@ class Updates:
         for name, leaf in self.leaves.items():
             values = leaf.dense()
             drawn = normal(values.numel()).to(values.device).mul_(deviation)
-            leaves[name] = Dense(values + drawn.reshape(values.shape).to(values.dtype))
+            noisy = Dense(values + drawn.reshape(values.shape).to(values.dtype))
+            leaves[name] = Masked(noisy, leaf.mask) if isinstance(leaf, Masked) else noisy
         return Updates(leaves, self.losses)
 
     def dense(self) -> Tensor:

@@ -23,9 +23,11 @@ class Dense(Leaf):
     tensor([3., 6.])
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, ceilings: Tensor | None = None) -> None:
         self.values = values
         self.shape = values.shape[1:]
+        self._ceilings = ceilings
+        """Square ceilings, where the values came from sums whose terms may have cancelled."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -47,6 +49,9 @@ class Dense(Leaf):
     def _square_norms(self) -> Tensor:
         return row_square_norms(self.values.reshape(len(self), self.shape.numel()))
 
+    def square_ceilings(self) -> Tensor:
+        return self.square_norms() if self._ceilings is None else self._ceilings
+
     def gram(self, other: Leaf) -> Tensor:
         if len(self) <= FEW and not isinstance(other, Dense):
             return other.gram(self).T  # which may know a way without writing itself out
@@ -56,10 +61,10 @@ class Dense(Leaf):
         return (weights @ self.values.reshape(len(self), self.shape.numel())).reshape(self.shape)
 
     def select(self, index: Tensor) -> Dense:
-        return Dense(self.values[index])
+        return Dense(self.values[index], None if self._ceilings is None else self._ceilings[index])
 
     def double(self) -> Dense:
-        return Dense(self.values.double())
+        return Dense(self.values.double(), self._ceilings)
 
 
 class Zero(Leaf):

@@ -40,9 +40,7 @@ class Masked(Leaf):
         # |b a^T * M|^2 = (b^2)^T M (a^2); rows are scaled to length one so that squares stay in range
         a, b = leaf.inputs[:, 0, 0], leaf.outputs[:, 0, 0]
         long_a, long_b = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in (a, b))
-        tiny = torch.finfo(torch.float64).tiny
-        a = (a / long_a.clamp_min(tiny)[:, None].to(a.dtype)).square()
-        b = (b / long_b.clamp_min(tiny)[:, None].to(b.dtype)).square()
+        a, b = (_unit(x, length).square().to(self.mask.dtype) for x, length in ((a, long_a), (b, long_b)))
         share = ((b @ self.mask) * a).sum(1, dtype=torch.float64)
         return torch.where(torch.isfinite(long_a * long_b), share * (long_a * long_b).square(), torch.inf)
 
@@ -54,3 +52,8 @@ class Masked(Leaf):
 
     def double(self) -> Masked:
         return Masked(self.leaf.double(), self.mask.double())
+
+
+def _unit(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Rows of length one in float64; rows of zeros stay zero."""
+    return rows.double() / lengths.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
