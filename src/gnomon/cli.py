@@ -164,7 +164,7 @@ def _add_compare(commands: Any) -> None:
     )
     parser.set_defaults(run=_compare)
     parser.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
-                        help="methods, with settings of their own if need be: pcdp:rank=50,scope=per-tensor")  # fmt: skip
+                        help="methods, with their own settings if need be: pcdp:rank=50,scope=per-tensor")  # fmt: skip
     parser.add_argument("--noise-multipliers", default="5,10,20,40", metavar="X,Y,...", help="noise levels")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
     parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
