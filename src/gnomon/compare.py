@@ -8,8 +8,11 @@ import hashlib
 import io
 import json
 import multiprocessing
+import os
 import re
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -177,7 +180,9 @@ def _results(cells: Sequence[Cell], workers: int) -> Iterator[tuple[Cell, dict[s
             yield cell, run_cell(cell)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(cells)), mp_context=context)
+    pool = ProcessPoolExecutor(
+        min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
+    )
     try:
         waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(run_cell, cell): cell for cell in cells}
         while waiting:
@@ -186,6 +191,17 @@ def _results(cells: Sequence[Cell], workers: int) -> Iterator[tuple[Cell, dict[s
                 yield waiting.pop(future), future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _leave_with(parent: int) -> None:
+    """End this worker when its parent is gone, however that went, instead of computing for nobody."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def summary(results: Sequence[dict[str, Any]]) -> list[Row]:
