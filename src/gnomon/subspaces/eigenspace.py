@@ -189,27 +189,33 @@ def tensor_bases(public: Updates, rank: float) -> TensorBases:
 def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
     """`U = Q_k L_k^(-1/2)` from the Gram matrix of m vectors, (m, k), for coordinates in the given precision.
 
-    k is the rank, the smallest number of eigenvalues that hold the given fraction of their sum, or the
-    numerical rank, whichever is less.
+    k is the rank, the smallest number of eigenvalues that hold the given fraction of their sum, or the number of
+    directions that the precision can tell from rounding, whichever is less.
 
-    >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0])), 5, torch.float32)
+    >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)), 5, torch.float32)
     tensor([[0.5000, 0.0000],
             [0.0000, 1.0000],
             [0.0000, 0.0000]])
     """
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    floor = FLOORS[dtype] * float(values[0])
-    solid = int((values > max(floor, 0.0)).sum())
+    count = int((values > LEAST_EIGENVALUE * values[0]).sum())
     if rank < 1:
         energy = values.clamp_min(0).cumsum(0)
-        solid = min(solid, int((energy < rank * energy[-1]).sum()) + 1)
-    count = min(int(rank), solid) if rank >= 1 else solid
+        count = min(count, int((energy < rank * energy[-1]).sum()) + 1)
+    else:
+        count = min(count, int(rank))
     signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh leaves the sign open
-    return (vectors[:, :count] * (signs * values[:count].rsqrt())).to(dtype)
+    found = vectors[:, :count] * (signs * values[:count].rsqrt())
+    # a direction made of tiny gradients is as good as any; one made of large ones that cancel is rounding
+    gains = gram.diagonal().clamp_min(0).sqrt() @ found.abs()
+    return found[:, gains * torch.finfo(dtype).eps < LARGEST_ERROR].to(dtype)
 
 
-FLOORS = {torch.float32: 1e-6, torch.float64: 1e-12}
-"""Eigenvalues below this part of the largest are left out: coordinates along them would be rounding."""
+LEAST_EIGENVALUE = 1e-13
+"""Eigenvalues below this part of the largest are rounding in float64."""
+
+LARGEST_ERROR = 1e-3
+"""How far rounding may move a coordinate, in units of the length of the update."""
 
 ROUNDINGS_SAVED = 100
