@@ -1,6 +1,7 @@
 """Gnomon: train PyTorch models on data about people, under differential privacy.
 
-One pipeline, `records -> updates -> weights -> release -> step`; every method is a composition of its stages.
+One pipeline, `records -> updates -> coordinates -> weights -> release -> lift -> step`; every method is a
+composition of its stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trainer: records -> updates -> weights -> release -> step."""
+"""The trainer: records -> updates -> coordinates -> weights -> release -> lift -> step."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class Trainer:
     # -- the step itself -------------------------------------------------------------------------
 
     def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
-        """records -> updates -> weights -> release -> step"""
+        """updates -> coordinates -> weights -> release -> lift -> step, for the records of one step."""
         if self.account.steps + 1 > self.plan.affordable:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
