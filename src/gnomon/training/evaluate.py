@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gnomon.data import Loader
 from gnomon.updates import Loss
-from gnomon.updates.recorder import call
+from gnomon.updates.trees import call
 from gnomon.updates.untouched import untouched
 
 

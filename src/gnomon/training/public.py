@@ -10,7 +10,7 @@ from torch import nn
 from gnomon import validate
 from gnomon.data import Loader
 from gnomon.updates import Loss, per_sample
-from gnomon.updates.recorder import call
+from gnomon.updates.trees import call
 
 
 def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 200, lr: float = 1e-3) -> None:

@@ -14,7 +14,7 @@ from gnomon.data import Loader, Records, check_disjoint
 from gnomon.methods import Update
 from gnomon.updates import Loss, Updates
 from gnomon.updates.gradients import batch_size
-from gnomon.updates.recorder import tensors
+from gnomon.updates.trees import tensors
 from gnomon.updates.untouched import untouched
 
 

@@ -1,11 +1,13 @@
 """Per-sample updates: what would each person change?
 
 updates = gradients(model, loss, inputs, targets)
+updates = local_sgd(model, loss, inputs, targets, steps=10, lr=0.025)
 updates.norms(); updates.gram(other); updates.weighted_sum(w); updates.dense(); updates.losses
 """
 
 from gnomon.updates.gradients import gradients
 from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, Zero
+from gnomon.updates.local import local_sgd
 from gnomon.updates.losses import Loss, per_sample
 from gnomon.updates.rules import forward_rule, rule
 from gnomon.updates.updates import Updates
@@ -21,6 +23,7 @@ __all__ = [
     "Zero",
     "forward_rule",
     "gradients",
+    "local_sgd",
     "per_sample",
     "rule",
 ]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.graph import node, parameters_used
-from gnomon.updates.recorder import Key, Mark, Recorder, aliased, call, differentiable, tensors
+from gnomon.updates.recorder import Key, Mark, Recorder, aliased
+from gnomon.updates.trees import call, differentiable, tensors
 from gnomon.updates.untouched import untouched
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from gnomon.updates.fallback import drifted
 from gnomon.updates.leaves import Leaf
-from gnomon.updates.rules import Rule, find_rule
+from gnomon.updates.rules import Drift, Rule, Shift, find_rule
+from gnomon.updates.trees import differentiable, tensors
 
 Key = tuple[str, int]
 """A module's name and which of its taps this is, counted through the forward pass."""
@@ -39,6 +42,8 @@ class Mark:
     build: Callable[[Tensor, Tensor], Mapping[str, Leaf]] | None
     """None: no rule; the module is differentiated sample by sample from `call`."""
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    drift: Drift | None = None
+    """With `call`: each sample's own parameters."""
 
     def check_unchanged(self) -> None:
         """Raises if an input was modified in place after the module used it."""
@@ -48,6 +53,18 @@ class Mark:
                     f"the input of module '{self.key[0]}' was modified in place after the module used it; "
                     "use the out-of-place operation there"
                 )
+
+
+@dataclass(frozen=True)
+class Own:
+    """Parameters that each sample has for itself: how far they are from the shared ones, and where the batch is."""
+
+    drift: Mapping[str, Leaf]
+    batch: Mapping[Key, tuple[int | None, ...]]
+
+
+class NeedsCopies(Exception):
+    """A module that cannot run with parameters of each sample's own, but for a copy of the model each."""
 
 
 class Recorder:
@@ -60,8 +77,8 @@ class Recorder:
     ([('0', 0)], 0)
     """
 
-    def __init__(self, model: nn.Module, skip: frozenset[str] = frozenset()) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, skip: frozenset[str] = frozenset(), own: Own | None = None) -> None:
+        self.model, self.own = model, own
         self.marks: list[Mark] = []
         self._names = {id(p): name for name, p in model.named_parameters() if name not in skip}
         self._count: Counter[str] = Counter()
@@ -92,12 +109,16 @@ class Recorder:
         rule = find_rule(module)
         hooked = bool(module._forward_hooks or module._forward_pre_hooks)
         if rule is not None and rule.forward is not None:
-            self._replace_forward(name, module, rule, parameters)
+            self._replace(module, self._tapped(name, module, rule, parameters))
             return
+        drift = self._drift(parameters)
+        if drift is not None:
+            rule = rule if rule is not None and rule.drifted is not None else None
+            self._replace(module, self._drifted(name, module, rule, parameters, drift))
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if rule is None:
-                return self._mark_unruled(name, module, parameters, hooked, args, kwargs, output)
+                return self._mark_unruled(name, module, parameters, hooked, args, kwargs, output, drift)
             leaves, x = rule.leaves, args[0] if args else next(iter(kwargs.values()))
             assert leaves is not None
             return self._mark(name, module, parameters, rule, x, output, lambda x, grad: leaves(module, x, grad))
@@ -106,16 +127,71 @@ class Recorder:
         handle = module.register_forward_hook(hook, prepend=True, with_kwargs=True)
         self._undo.append(handle.remove)
 
-    def _replace_forward(self, name: str, module: nn.Module, rule: Rule, parameters: dict[str, str]) -> None:
-        forward = rule.forward
+    def _drift(self, parameters: dict[str, str]) -> Drift | None:
+        """How far each sample's own parameters of a module are from the shared ones; None if they are the same."""
+        if self.own is None:
+            return None
+        return {mine: self.own.drift[name] for mine, name in parameters.items() if name in self.own.drift}
+
+    def _tapped(self, name: str, module: nn.Module, rule: Rule, parameters: dict[str, str]) -> Callable[..., Any]:
+        """The module's forward pass as its rule writes it, with every place marked."""
+        forward, drift = rule.forward, self._drift(parameters)
         assert forward is not None
 
-        def tap(x: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]) -> Tensor:
+        def tap(
+            x: Tensor,
+            output: Tensor,
+            build: Callable[[Tensor, Tensor], Mapping[str, Leaf]],
+            shift: Shift | None = None,
+        ) -> Tensor:
+            if drift is not None:
+                if shift is None:
+                    raise NeedsCopies(name)
+                dim = self._batch_now(name)[0]
+                output = output + shift(x.movedim(dim, 0), drift).movedim(0, dim)
             return self._mark(name, module, parameters, rule, x, output, build)
 
         def replaced(*args: Any, **kwargs: Any) -> Any:
             return forward(module, tap, *args, **kwargs)
 
+        return replaced
+
+    def _drifted(
+        self, name: str, module: nn.Module, rule: Rule | None, parameters: dict[str, str], drift: Drift
+    ) -> Callable[..., Any]:
+        """The module's forward pass when each sample has parameters of its own."""
+
+        def ruled(*args: Any, **kwargs: Any) -> Tensor:
+            x, dim = args[0] if args else next(iter(kwargs.values())), self._batch_now(name)[0]
+            assert rule is not None
+            assert rule.drifted is not None
+            return rule.drifted(module, x.movedim(dim, 0), drift).movedim(0, dim)
+
+        def mapped(*args: Any, **kwargs: Any) -> Tensor:
+            dims, count = self._batch_now(name), len(tensors((args, kwargs)))
+            if len(dims) != count + 1 or any(True for child in module.children() for _ in child.parameters()):
+                raise NeedsCopies(name)  # several outputs, or modules within that have parameters of their own
+            with self._bare(module):
+                return drifted(module, name, (args, kwargs), dims[:count], dims[count], parameters, drift)
+
+        return mapped if rule is None else ruled
+
+    def _batch_now(self, name: str) -> tuple[Any, ...]:
+        """The batch dimensions of the next mark of a module."""
+        assert self.own is not None
+        return self.own.batch[name, self._count[name]]
+
+    @contextmanager
+    def _bare(self, module: nn.Module) -> Iterator[None]:
+        """The module for a while as it is without us."""
+        replaced, hooks = module.__dict__.pop("forward"), module._forward_hooks
+        module._forward_hooks = OrderedDict()
+        try:
+            yield
+        finally:
+            module.__dict__["forward"], module._forward_hooks = replaced, hooks
+
+    def _replace(self, module: nn.Module, replaced: Callable[..., Any]) -> None:
         before = module.__dict__.get("forward")
         module.__dict__["forward"] = replaced
 
@@ -157,6 +233,7 @@ class Recorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         output: Any,
+        drift: Drift | None,
     ) -> Any:
         output = aliased(output)
         inputs, outputs = tensors((args, kwargs)), differentiable(output)
@@ -166,7 +243,7 @@ class Recorder:
             Mark(
                 self._key(name), module, parameters, inputs, [x._version for x in inputs],
                 [get_gradient_edge(out) for out in outputs],
-                [t.shape for t in (*inputs, *outputs)], False, hooked, None, (args, kwargs),
+                [t.shape for t in (*inputs, *outputs)], False, hooked, None, (args, kwargs), drift,
             )
         )  # fmt: skip
         return output
@@ -192,26 +269,3 @@ def alias(output: Tensor) -> Tensor:
 def aliased(tree: Any) -> Any:
     """A nested structure with every tensor that carries a gradient replaced by its alias."""
     return pytree.tree_map_only(Tensor, lambda t: alias(t) if t.requires_grad else t, tree)
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors of a nested structure, in order.
-
-    >>> [t.item() for t in tensors({"a": torch.tensor(1), "b": [torch.tensor(2), "text"]})]
-    [1, 2]
-    """
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def differentiable(tree: Any) -> list[Tensor]:
-    """The tensors of a nested structure that carry a gradient, in order."""
-    return [leaf for leaf in tensors(tree) if leaf.requires_grad]
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model on a batch: a tensor as it is, a tuple or list as arguments, a dict as keywords."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, Sequence):
-        return model(*inputs)
-    return model(inputs)

@@ -140,6 +140,17 @@ class Factored(Leaf):
     def select(self, index: Tensor) -> Factored:
         return Factored(self.inputs[index], self.outputs[index], self.shape)
 
+    def times(self, x: Tensor) -> Tensor:
+        if self.inputs.shape[1] > 1:
+            return super().times(x)
+        return (x @ self.inputs[:, 0].mT) @ self.outputs[:, 0]
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        if self.inputs.shape[1] > 1:
+            return super().rows_at(index)
+        picked = self.outputs[:, 0].gather(2, index[:, None, :].expand(-1, self.length, -1))  # (B, R, T)
+        return picked.mT @ self.inputs[:, 0]
+
     def double(self) -> Factored:
         return Factored(self.inputs.double(), self.outputs.double(), self.shape)
 

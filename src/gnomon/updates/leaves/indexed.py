@@ -83,5 +83,14 @@ class Indexed(Leaf):
     def select(self, index: Tensor) -> Indexed:
         return Indexed(self.index[index], self.values[index], self.shape)
 
+    def times(self, x: Tensor) -> Tensor:
+        dots = x @ self.values.mT  # (B, T, positions)
+        out = dots.new_zeros(*x.shape[:2], self.rows)
+        return out.scatter_add(2, self.index[:, None, :].expand_as(dots), dots)
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        same = index[:, :, None] == self.index[:, None, :]
+        return same.to(self.values.dtype) @ self.values
+
     def double(self) -> Indexed:
         return Indexed(self.index, self.values.double(), self.shape)

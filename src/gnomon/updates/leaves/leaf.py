@@ -98,6 +98,15 @@ class Leaf(ABC):
             total += product.flatten(1).sum(1, dtype=torch.float64)
         return total
 
+    def times(self, x: Tensor) -> Tensor:
+        """`x_i g_i^T`: each sample's rows (B, T, columns) through its own matrix, (B, T, rows)."""
+        return x @ self.dense().reshape(len(self), self.rows, self.columns).mT
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        """Rows `index` (B, T) of each sample's own matrix, (B, T, columns)."""
+        every = self.dense().reshape(len(self), self.rows, self.columns)
+        return every.gather(1, index[:, :, None].expand(-1, -1, self.columns))
+
     def _cuts(self, samples: int) -> Iterator[tuple[int, int]]:
         """Row ranges small enough that blocks of `samples` matrices fit `CHUNK_BYTES`."""
         row_bytes = max(1, samples * self.columns * self.like.element_size())

@@ -48,6 +48,12 @@ class Summed(Leaf):
     def select(self, index: Tensor) -> Summed:
         return Summed([part.select(index) for part in self.parts])
 
+    def times(self, x: Tensor) -> Tensor:
+        return torch.stack([part.times(x) for part in self.parts]).sum(0)
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        return torch.stack([part.rows_at(index) for part in self.parts]).sum(0)
+
     def double(self) -> Summed:
         return Summed([part.double() for part in self.parts])
 

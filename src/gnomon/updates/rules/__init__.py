@@ -1,10 +1,12 @@
 """One rule for each layer type; importing this package registers those that come with the library."""
 
 from gnomon.updates.rules import attention, convolution, embedding, linear, normalisation, recurrent
-from gnomon.updates.rules.registry import Rule, Tap, find_rule, forward_rule, rule
+from gnomon.updates.rules.registry import Drift, Rule, Shift, Tap, find_rule, forward_rule, rule
 
 __all__ = [
+    "Drift",
     "Rule",
+    "Shift",
     "Tap",
     "attention",
     "convolution",

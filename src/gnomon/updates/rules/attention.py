@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnomon.updates.leaves import Leaf
-from gnomon.updates.rules.linear import affine
-from gnomon.updates.rules.registry import Tap, forward_rule
+from gnomon.updates.rules.linear import affine, affine_shift
+from gnomon.updates.rules.registry import Drift, Tap, forward_rule
 
 
 def covered(module: nn.MultiheadAttention) -> bool:
@@ -87,7 +87,15 @@ def _linear(
             return {**bias_leaf, name: affine(inputs, grad, name, "", weight.shape)[name]}
         return bias_leaf
 
-    return tap(x, output, build)
+    def shift(inputs: Tensor, drift: Drift) -> Tensor:
+        whole = affine_shift(inputs, {n: leaf for n, leaf in drift.items() if n == name}, name, "")
+        moved = whole if own_weight or name not in drift else whole[..., rows]
+        if "in_proj_bias" in drift:
+            own_bias = drift["in_proj_bias"].dense()[:, rows]
+            moved = moved + own_bias.reshape(len(inputs), *[1] * (inputs.dim() - 2), -1)
+        return moved
+
+    return tap(x, output, build, shift)
 
 
 def _heads(x: Tensor, module: nn.MultiheadAttention) -> Tensor:

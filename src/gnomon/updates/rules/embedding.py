@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gnomon.updates.leaves import Indexed, Leaf
-from gnomon.updates.rules.registry import rule
+from gnomon.updates.rules.registry import Drift, rule
 
 
 def independent(module: nn.Embedding) -> bool:
@@ -20,7 +21,15 @@ def independent(module: nn.Embedding) -> bool:
     return True
 
 
-@rule(nn.Embedding, batch_anywhere=True, applies=independent)
+def drifted(module: nn.Embedding, inputs: Tensor, drift: Drift) -> Tensor:
+    output = F.embedding(inputs, module.weight, module.padding_idx)
+    moved = drift["weight"].rows_at(inputs.reshape(len(inputs), -1))
+    if module.padding_idx is not None:
+        moved = moved.masked_fill((inputs == module.padding_idx).reshape(len(inputs), -1, 1), 0)
+    return output + moved.reshape(output.shape)
+
+
+@rule(nn.Embedding, batch_anywhere=True, applies=independent, drifted=drifted)
 def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
     index = inputs.reshape(len(inputs), -1)
     values = grad.reshape(len(inputs), -1, grad.shape[-1])

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gnomon.updates.leaves import Dense, Factored, Leaf
-from gnomon.updates.rules.registry import rule
+from gnomon.updates.rules.registry import Drift, rule
 
 
-@rule(nn.Linear, batch_anywhere=True)
+def drifted(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor:
+    return F.linear(inputs, module.weight, module.bias) + affine_shift(inputs, drift, "weight", "bias")
+
+
+@rule(nn.Linear, batch_anywhere=True, drifted=drifted)
 def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
     return affine(inputs, grad, "weight", "bias", module.weight.shape)
 
@@ -25,3 +30,17 @@ def affine(inputs: Tensor, grad: Tensor, weight: str, bias: str, shape: torch.Si
         bias: Dense(grad[:, 0, 0] if grad.shape[2] == 1 else grad.sum((1, 2))),
     }
     return leaves
+
+
+def affine_shift(inputs: Tensor, drift: Drift, weight: str, bias: str) -> Tensor:
+    """`x D_i^T + e_i` for inputs (B, ..., in) and each sample's own change of weight and bias."""
+    size, between = len(inputs), inputs.shape[1:-1]
+    total: Tensor | None = None
+    if weight in drift:
+        moved = drift[weight].times(inputs.reshape(size, -1, inputs.shape[-1]))
+        total = moved.reshape(size, *between, moved.shape[-1])
+    if bias in drift:
+        own = drift[bias].dense()
+        own = own.reshape(size, *[1] * len(between), own.shape[-1])
+        total = own if total is None else total + own
+    return inputs.new_zeros(()) if total is None else total

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnomon.updates.leaves import Leaf
-from gnomon.updates.rules.linear import affine
+from gnomon.updates.rules.linear import affine, affine_shift
 from gnomon.updates.rules.registry import Tap, forward_rule
 
 Cell = Callable[[nn.RNNBase, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -96,4 +96,4 @@ def _linear(module: nn.RNNBase, tap: Tap, x: Tensor, weight: str, bias: str) -> 
     def build(inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
         return affine(inputs, grad, weight, bias, matrix.shape)
 
-    return tap(x, output, build)
+    return tap(x, output, build, lambda inputs, drift: affine_shift(inputs, drift, weight, bias))

@@ -10,16 +10,34 @@ from torch import Tensor, nn
 
 from gnomon.updates.leaves import Leaf
 
+Drift = Mapping[str, Leaf]
+"""How far each sample's own parameters are from the shared ones, by the module's own names for them."""
+
+Shift = Callable[[Tensor, Drift], Tensor]
+"""(inputs, drift) -> what to add to the output; the batch comes first in both."""
+
 
 class Tap(Protocol):
     """Marks a place where parameters enter, so that their updates can be built after the backward pass."""
 
-    def __call__(self, inputs: Tensor, output: Tensor, build: Callable[[Tensor, Tensor], Mapping[str, Leaf]]) -> Tensor:
-        """`build(inputs, grad)` gets both with the batch first; names are the module's own."""
+    def __call__(
+        self,
+        inputs: Tensor,
+        output: Tensor,
+        build: Callable[[Tensor, Tensor], Mapping[str, Leaf]],
+        shift: Shift | None = None,
+    ) -> Tensor:
+        """`build(inputs, grad)` gets both with the batch first; names are the module's own.
+
+        `shift` says what each sample's own parameters change in the output; without it, local steps run by copies.
+        """
 
 
 Leaves = Callable[[Any, Tensor, Tensor], Mapping[str, Leaf]]
 """(module, inputs, grad of the output) -> a leaf for each of the module's own parameters."""
+
+Drifted = Callable[[Any, Tensor, Drift], Tensor]
+"""(module, inputs, drift) -> the output when each sample has parameters of its own."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,9 @@ class Rule:
     batch_anywhere: bool = False
     """Whether the batch may be any leading dimension (a linear layer's) or must be the first."""
     applies: Callable[[Any], bool] = lambda module: True
+    drifted: Drifted | None = None
+    """The module's forward pass during local steps. Without one, it runs under vmap there. A rule that has one must
+    build its leaves from inputs and gradients alone, not from the values of its parameters."""
 
 
 _rules: dict[type[nn.Module], Rule] = {}
@@ -47,6 +68,7 @@ def rule(
     *types: type[nn.Module],
     batch_anywhere: bool = False,
     applies: Callable[[Any], bool] = lambda module: True,
+    drifted: Drifted | None = None,
 ) -> Callable[[F], F]:
     """Register the per-sample rule of a module type; a later one replaces an earlier one.
 
@@ -68,7 +90,7 @@ def rule(
 
     def register(leaves: F) -> F:
         for kind in types:
-            _rules[kind] = Rule(leaves=leaves, batch_anywhere=batch_anywhere, applies=applies)
+            _rules[kind] = Rule(leaves=leaves, batch_anywhere=batch_anywhere, applies=applies, drifted=drifted)
         return leaves
 
     return register
@@ -119,3 +141,16 @@ def find_rule(module: nn.Module) -> Rule | None:
             same = getattr(type(module), "forward", None) is getattr(kind, "forward", None)
             return found if same and found.applies(module) else None
     return None
+
+
+def own(module: nn.Module, name: str, drift: Drift, size: int) -> Tensor:
+    """A parameter as each sample has it: shared value plus drift, written out, (B, *shape).
+
+    >>> import torch
+    >>> from gnomon.updates.leaves import Dense
+    >>> layer = nn.Linear(1, 1)
+    >>> bool((own(layer, "bias", {"bias": Dense(torch.ones(3, 1))}, 3) == layer.bias + 1).all())
+    True
+    """
+    shared: Tensor = getattr(module, name)
+    return shared + drift[name].dense() if name in drift else shared.expand(size, *shared.shape)

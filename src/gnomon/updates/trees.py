@@ -1,0 +1,33 @@
+"""Nested structures of inputs and outputs: their tensors, and how a model is called with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a nested structure, in order.
+
+    >>> import torch
+    >>> [t.item() for t in tensors({"a": torch.tensor(1), "b": [torch.tensor(2), "text"]})]
+    [1, 2]
+    """
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def differentiable(tree: Any) -> list[Tensor]:
+    """The tensors of a nested structure that carry a gradient, in order."""
+    return [leaf for leaf in tensors(tree) if leaf.requires_grad]
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model on a batch: a tensor as it is, a tuple or list as arguments, a dict as keywords."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, Sequence):
+        return model(*inputs)
+    return model(inputs)
