@@ -15,7 +15,7 @@ from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
-from gnomon.updates.recorder import Mark, NeedsCopies, Own, Recorder, aliased
+from gnomon.updates.recorder import Mark, Memo, NeedsCopies, Own, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
 
@@ -27,11 +27,12 @@ def backward(
     size: int,
     kept: Callable[[Leaf], Leaf] = lambda leaf: leaf,
     drift: Mapping[str, Leaf] | None = None,
+    memo: Memo | None = None,
 ) -> tuple[dict[str, Leaf], Tensor]:
     """Each sample's gradient by parameter, and its loss.
 
     With `drift` each sample's gradient is taken at parameters of its own: the model's plus that.
-    `kept` may change the form of a leaf as soon as it is built.
+    `kept` may change the form of a leaf as soon as it is built; `memo` carries over what several calls share.
     """
     trainable = trainable_parameters(model)
     if size == 0:
@@ -40,7 +41,7 @@ def backward(
     found = layout(model, inputs)
     if found.outside and drift is not None:
         raise NeedsCopies(", ".join(sorted(found.outside)))
-    own = None if drift is None else Own(drift, found.batch)
+    own = None if drift is None else Own(drift, found.batch, {} if memo is None else memo)
     with torch.enable_grad(), Recorder(model, skip=found.outside, own=own) as recorder:
         outputs = aliased(call(model, inputs))
     marks, carried = recorder.marks, differentiable(outputs)

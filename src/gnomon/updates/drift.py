@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnomon.updates.leaves import Dense, Factored, Indexed, Leaf, Summed, Zero, add
+from gnomon.updates.trees import same_memory
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,14 @@ class Drift:
     def take(self, gradient: Leaf) -> None:
         """One more step."""
         carrier, payload = self._apart(gradient)
-        rows = slice(0, self.rows)
-        if carrier is not None:
-            rows = slice(self.rows - carrier.shape[1], self.rows) if _same(carrier, self.last) else self._room(carrier)
-            self.last = carrier
+        place = self._place(carrier)
         if self.velocity is None:
-            self._part(self.payload, rows).sub_(payload, alpha=self.descent.lr)
+            self._part(self.payload, place).sub_(payload, alpha=self.descent.lr)
             return
-        self.velocity.mul_(self.descent.momentum)
-        self._part(self.velocity, rows).add_(payload)
-        self.payload.sub_(self.velocity, alpha=self.descent.lr)
+        every = slice(0, self.rows)
+        self._part(self.velocity, every).mul_(self.descent.momentum)
+        self._part(self.velocity, place).add_(payload)
+        self._part(self.payload, every).sub_(self._part(self.velocity, every), alpha=self.descent.lr)
 
     @property
     def leaf(self) -> Leaf:
@@ -77,18 +76,25 @@ class Drift:
     def _part(self, held: Tensor, rows: slice) -> Tensor:
         return held if self.carrier is None else held[:, rows]
 
-    def _room(self, carrier: Tensor) -> slice:
-        """A place for new rows in buffers that hold all steps."""
-        assert self.carrier is not None
+    def _place(self, carrier: Tensor | None) -> slice:
+        """Which rows of the buffers a step adds to: those of the last step if it saw the same, else new ones."""
+        if carrier is None or self.carrier is None or self.last is None:
+            return slice(0)
         new = carrier.shape[1]
+        if same_memory(carrier, self.last):
+            return slice(self.rows - new, self.rows)
         if self.rows + new > self.carrier.shape[1]:
             most = max(self.rows + new, self.descent.steps * new)
             self.carrier = _longer(self.carrier, most)
             self.payload = _longer(self.payload, most)
             self.velocity = None if self.velocity is None else _longer(self.velocity, most)
         place = slice(self.rows, self.rows + new)
-        self.carrier[:, place] = carrier
         self.rows += new
+        self.last = carrier
+        self.carrier[:, place] = carrier
+        self.payload[:, place] = 0
+        if self.velocity is not None:
+            self.velocity[:, place] = 0
         return place
 
 
@@ -124,18 +130,8 @@ def _stays_low_rank(leaf: Leaf, steps: int) -> bool:
     return steps * leaf.length * (leaf.rows + leaf.columns) <= 2 * leaf.rows * leaf.columns
 
 
-def _same(carrier: Tensor, last: Tensor | None) -> bool:
-    """Whether two tensors are the same memory. The older one is held, so its memory was not given away."""
-    return (
-        last is not None
-        and carrier.data_ptr() == last.data_ptr()
-        and carrier.shape == last.shape
-        and carrier.stride() == last.stride()
-    )
-
-
 def _longer(held: Tensor, rows: int) -> Tensor:
-    longer = held.new_zeros(held.shape[0], rows, *held.shape[2:])
+    longer = held.new_empty(held.shape[0], rows, *held.shape[2:])
     longer[:, : held.shape[1]] = held
     return longer
 

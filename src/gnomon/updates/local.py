@@ -16,7 +16,7 @@ from gnomon.updates.fallback import explained
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.leaves import Dense, Leaf
 from gnomon.updates.losses import Loss, checked, per_sample
-from gnomon.updates.recorder import NeedsCopies
+from gnomon.updates.recorder import Memo, NeedsCopies
 from gnomon.updates.updates import Updates
 
 COPY_BYTES = 256 * 2**20
@@ -46,9 +46,10 @@ def local_sgd(
     descent = Descent(validate.whole("local steps", steps), validate.positive("local lr", lr), local_momentum(momentum))
     size = batch_size(inputs)
     losses: list[Tensor] = []
+    memo: Memo = {}
 
     def gradients(drift: dict[str, Leaf] | None) -> dict[str, Leaf]:
-        leaves, found = backward(model, loss, inputs, targets, size, drift=drift)
+        leaves, found = backward(model, loss, inputs, targets, size, drift=drift, memo=memo)
         losses.append(found)
         return leaves
 

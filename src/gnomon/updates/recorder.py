@@ -17,10 +17,14 @@ from torch.utils import _pytree as pytree
 from gnomon.updates.fallback import drifted
 from gnomon.updates.leaves import Leaf
 from gnomon.updates.rules import Drift, Rule, Shift, find_rule
-from gnomon.updates.trees import differentiable, tensors
+from gnomon.updates.trees import differentiable, same_memory, tensors
 
 Key = tuple[str, int]
 """A module's name and which of its taps this is, counted through the forward pass."""
+
+
+Memo = dict[Key, tuple[Tensor, int, Tensor]]
+"""Inputs that are the same at every local step, their version, and what shared parameters give for them."""
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Own:
 
     drift: Mapping[str, Leaf]
     batch: Mapping[Key, tuple[int | None, ...]]
+    memo: Memo
 
 
 class NeedsCopies(Exception):
@@ -113,7 +118,7 @@ class Recorder:
             return
         drift = self._drift(parameters)
         if drift is not None:
-            rule = rule if rule is not None and rule.drifted is not None else None
+            rule = rule if rule is not None and (rule.shift or rule.drifted) else None
             self._replace(module, self._drifted(name, module, rule, parameters, drift))
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -164,6 +169,8 @@ class Recorder:
         def ruled(*args: Any, **kwargs: Any) -> Tensor:
             x, dim = args[0] if args else next(iter(kwargs.values())), self._batch_now(name)[0]
             assert rule is not None
+            if rule.shift is not None:
+                return self._shared(name, module, x) + rule.shift(module, x.movedim(dim, 0), drift).movedim(0, dim)
             assert rule.drifted is not None
             return rule.drifted(module, x.movedim(dim, 0), drift).movedim(0, dim)
 
@@ -180,6 +187,17 @@ class Recorder:
         """The batch dimensions of the next mark of a module."""
         assert self.own is not None
         return self.own.batch[name, self._count[name]]
+
+    def _shared(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
+        """The module's output by shared parameters; what sees the same record at every step computes it once."""
+        assert self.own is not None
+        key, memo = (name, self._count[name]), self.own.memo
+        if key in memo and same_memory(x, memo[key][0]) and x._version == memo[key][1]:
+            return memo[key][2]
+        output: Tensor = type(module).forward(module, x)
+        if not x.requires_grad:
+            memo[key] = x, x._version, output
+        return output
 
     @contextmanager
     def _bare(self, module: nn.Module) -> Iterator[None]:

@@ -31,3 +31,14 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Sequence):
         return model(*inputs)
     return model(inputs)
+
+
+def same_memory(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors that are both alive show the same memory in the same way.
+
+    >>> import torch
+    >>> x = torch.zeros(2, 3)
+    >>> same_memory(x.flatten(), x.view(6)), same_memory(x, x.clone())
+    (True, False)
+    """
+    return x.data_ptr() == other.data_ptr() and x.shape == other.shape and x.stride() == other.stride()

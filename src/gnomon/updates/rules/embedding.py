@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnomon.updates.leaves import Indexed, Leaf
 from gnomon.updates.rules.registry import Drift, rule
@@ -21,15 +20,14 @@ def independent(module: nn.Embedding) -> bool:
     return True
 
 
-def drifted(module: nn.Embedding, inputs: Tensor, drift: Drift) -> Tensor:
-    output = F.embedding(inputs, module.weight, module.padding_idx)
+def shift(module: nn.Embedding, inputs: Tensor, drift: Drift) -> Tensor:
     moved = drift["weight"].rows_at(inputs.reshape(len(inputs), -1))
     if module.padding_idx is not None:
         moved = moved.masked_fill((inputs == module.padding_idx).reshape(len(inputs), -1, 1), 0)
-    return output + moved.reshape(output.shape)
+    return moved.reshape(*inputs.shape, moved.shape[-1])
 
 
-@rule(nn.Embedding, batch_anywhere=True, applies=independent, drifted=drifted)
+@rule(nn.Embedding, batch_anywhere=True, applies=independent, shift=shift)
 def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
     index = inputs.reshape(len(inputs), -1)
     values = grad.reshape(len(inputs), -1, grad.shape[-1])

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gnomon.updates.leaves import Dense, Factored, Leaf
 from gnomon.updates.rules.registry import Drift, rule
 
 
-def drifted(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor:
-    return F.linear(inputs, module.weight, module.bias) + affine_shift(inputs, drift, "weight", "bias")
+def shift(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor:
+    return affine_shift(inputs, drift, "weight", "bias")
 
 
-@rule(nn.Linear, batch_anywhere=True, drifted=drifted)
+@rule(nn.Linear, batch_anywhere=True, shift=shift)
 def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
     return affine(inputs, grad, "weight", "bias", module.weight.shape)
 

@@ -54,9 +54,11 @@ class Rule:
     batch_anywhere: bool = False
     """Whether the batch may be any leading dimension (a linear layer's) or must be the first."""
     applies: Callable[[Any], bool] = lambda module: True
+    shift: Callable[[Any, Tensor, Drift], Tensor] | None = None
+    """(module, inputs, drift) -> what each sample's own parameters add to the output, in local steps."""
     drifted: Drifted | None = None
-    """The module's forward pass during local steps. Without one, it runs under vmap there. A rule that has one must
-    build its leaves from inputs and gradients alone, not from the values of its parameters."""
+    """The whole forward pass of local steps, where that is cheaper than a shift. With neither, the module runs under
+    vmap there. A rule with either must build its leaves from inputs and gradients alone, not from its parameters."""
 
 
 _rules: dict[type[nn.Module], Rule] = {}
@@ -68,6 +70,7 @@ def rule(
     *types: type[nn.Module],
     batch_anywhere: bool = False,
     applies: Callable[[Any], bool] = lambda module: True,
+    shift: Callable[[Any, Tensor, Drift], Tensor] | None = None,
     drifted: Drifted | None = None,
 ) -> Callable[[F], F]:
     """Register the per-sample rule of a module type; a later one replaces an earlier one.
@@ -90,7 +93,7 @@ def rule(
 
     def register(leaves: F) -> F:
         for kind in types:
-            _rules[kind] = Rule(leaves=leaves, batch_anywhere=batch_anywhere, applies=applies, drifted=drifted)
+            _rules[kind] = Rule(leaves, None, batch_anywhere, applies, shift, drifted)
         return leaves
 
     return register
