@@ -86,6 +86,15 @@ class TrainConfig:
     mask_rate: float = setting(0.3, "share of coordinates that rsdp leaves out", group="method")
     residual: float = setting(0.4, "clip bound of gep's residual, in units of C", group="method")
     pre_noise: float = setting(0.0, "noise on every sample before clipping", group="method")
+    local_steps: int | None = setting(
+        None,
+        "steps each sample takes by itself before clipping, with any method (default: 10 for dp-lsgd)",
+        group="method",
+    )
+    local_lr: float = setting(
+        0.025, "step size of local steps; --lr is then the optimizer's, on their clipped sum", group="method"
+    )
+    local_momentum: float = setting(0.0, "momentum within the local steps of one sample", group="method")
     warm_start: str = setting(
         "none", "start from the model that the public records alone give", ("none", "public"), group="method"
     )

@@ -14,10 +14,38 @@ from torch import nn
 from gnomon import validate
 from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat
 from gnomon.subspaces import Ambient, Embedding, PublicEigenspace, RandomMask, RandomProjection, Subspace
-from gnomon.updates import Loss, Updates, gradients
+from gnomon.updates import Loss, Updates, gradients, local_sgd
+from gnomon.updates.drift import Descent
 
 Update = Callable[[nn.Module, Loss, Any, Any], Updates]
 """(model, loss, inputs, targets) -> what each sample would change"""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """An update: how far a sample moves the model in some steps of its own.
+
+    >>> LocalSteps(10, 0.025)
+    LocalSteps(steps=10, lr=0.025, momentum=0.0)
+    """
+
+    steps: int = 10
+    lr: float = 0.025
+    momentum: float = 0.0
+
+    displaces = True
+    """It says where to go, not how steep it is: an optimizer gets its negative."""
+
+    def __post_init__(self) -> None:
+        Descent(self.steps, self.lr, self.momentum)
+
+    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
+        return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
+
+    @property
+    def name(self) -> str:
+        momentum = f", momentum {self.momentum:g}" if self.momentum else ""
+        return f"{self.steps} local steps of {self.lr:g}{momentum}"
 
 
 @dataclass(frozen=True)
@@ -55,9 +83,20 @@ class Method:
         """The public records that the method uses, or None."""
         return getattr(self.subspace, "public", None)
 
+    @property
+    def displaces(self) -> bool:
+        """Whether updates are displacements rather than gradients."""
+        return bool(getattr(self.update, "displaces", False))
+
+    @property
+    def unit(self) -> float:
+        """The step size that an update's length contains, 1 for a gradient."""
+        return self.update.lr if isinstance(self.update, LocalSteps) else 1.0
+
     def describe(self) -> str:
         """One line for statements and listings."""
-        what = "gradient" if self.update is gradients else getattr(self.update, "__name__", "own update")
+        named = getattr(self.update, "name", None) or getattr(self.update, "__name__", "own update")
+        what = "gradient" if self.update is gradients else named
         where = ""
         if not isinstance(self.subspace, Ambient):
             where = f", {self.subspace.name}, projected {self.project} clipping"
@@ -166,6 +205,27 @@ def gep(
     return Method("gep", subspace=space, clip=EmbeddingAndResidual(residual, clip or Flat()))
 
 
+def dp_lsgd(
+    steps: int = 10,
+    lr: float = 0.025,
+    clip: ClipRule | None = None,
+    momentum: float = 0.0,
+    subspace: Subspace | None = None,
+    project: Literal["before", "after"] = "before",
+    pre_noise: float = 0.0,
+) -> Method:
+    """DP-LSGD ("Why Differentially-Private Local SGD", 2023): each sample takes local steps before it is clipped.
+
+    The clip bound holds for the displacement, so it contains the local step size; the optimizer's learning rate is
+    the server's, 1 in the paper. With one step it is DP-SGD clipped at `lr * gradient`. With
+    `subspace=PublicEigenspace(...)` displacements are clipped in a public subspace, which nobody has published.
+
+    >>> dp_lsgd(steps=5, lr=0.1).describe()
+    'dp-lsgd: 5 local steps of 0.1, flat clipping'
+    """
+    return Method("dp-lsgd", LocalSteps(steps, lr, momentum), subspace or Ambient(), project, clip or Flat(), pre_noise)
+
+
 METHODS: dict[str, Callable[..., Method]] = {
     "dp-sgd": dp_sgd,
     "pdp": pdp,
@@ -173,5 +233,6 @@ METHODS: dict[str, Callable[..., Method]] = {
     "rpdp": rpdp,
     "rsdp": rsdp,
     "gep": gep,
+    "dp-lsgd": dp_lsgd,
 }
 """The methods by the name that the command line uses."""

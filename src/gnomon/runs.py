@@ -22,7 +22,7 @@ from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
-from gnomon.methods import METHODS, Method
+from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
 from gnomon.training import Result, Trainer, train_on_public
@@ -204,7 +204,20 @@ def build_method(config: TrainConfig, public: Records) -> Method:
         given["per_tensor"] = config.scope == "per-tensor"
     if config.rank is not None and math.isfinite(config.rank) and config.rank == int(config.rank):
         given["rank"] = int(config.rank)
-    return maker(**given)
+    return _with_local_steps(config, maker(**given))
+
+
+def _with_local_steps(config: TrainConfig, method: Method) -> Method:
+    """Local steps go with every method; their settings without them are refused."""
+    default = TrainConfig()
+    if config.local_steps is None and not method.displaces:
+        for name in ("local_lr", "local_momentum"):
+            if getattr(config, name) != getattr(default, name):
+                flag = name.replace("_", "-")
+                raise SettingError(flag, getattr(config, name), "local-steps as well, or --method dp-lsgd")
+        return method
+    steps = LocalSteps().steps if config.local_steps is None else config.local_steps
+    return dataclasses.replace(method, update=LocalSteps(steps, config.local_lr, config.local_momentum))
 
 
 def without_foreign_settings(config: TrainConfig) -> TrainConfig:
@@ -215,6 +228,7 @@ def without_foreign_settings(config: TrainConfig) -> TrainConfig:
     """
     wanted = inspect.signature(METHODS[_method_name(config)]).parameters
     foreign = [name for name in _changed(config) if METHOD_SETTINGS[name] not in wanted]
+    foreign += [] if config.method == "dp-lsgd" else ["local_steps", "local_lr", "local_momentum"]
     return dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in foreign})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,13 @@ SUM_ROUNDINGS = 1000
 
 GRID_BITS = 20
 """Released sums lie on a grid of about 2^-20 standard deviations of the noise."""
+
+
+class Admitted(NamedTuple):
+    """How a batch came through the door: each sample's weights, and its norms before them, by block. Private."""
+
+    weights: Tensor
+    norms: Tensor
 
 
 @dataclass
@@ -77,8 +85,8 @@ class Door:
     def _deviation(self) -> float:
         return self.noise_multiplier * self.max_grad_norm
 
-    def admit(self, updates: Updates, rule: ClipRule) -> Tensor:
-        """Add the clipped updates of a physical batch. Returns the weights, which are private."""
+    def admit(self, updates: Updates, rule: ClipRule) -> Admitted:
+        """Add the clipped updates of a physical batch. What it returns is private."""
         if not self._open:
             raise RuntimeError("this step has been released; open a new one")
         norms = lengths(updates)
@@ -87,7 +95,7 @@ class Door:
             wide = weights if weights.shape[1] == norms.shape[1] else weights.squeeze(1)
             for name, part in updates.weighted_sum(wide).items():
                 self._sum[name] = self._sum[name].add_(part) if name in self._sum else part
-        return weights
+        return Admitted(weights, norms)
 
     def release(self) -> dict[str, Tensor]:
         """The noisy sum divided by the expected batch size, by parameter. Once only."""

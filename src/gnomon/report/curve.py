@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gnomon.training.trainer import Record
+from gnomon.training.watch import Record
 
 INK, BLUE, RUST, GREY = "#1f2933", "#1f6feb", "#b5482a", "#9aa5b1"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -33,11 +32,9 @@ from gnomon.training.refusals import (
     refuse_overlap,
 )
 from gnomon.training.statement import Statement
+from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, per_sample
 from gnomon.updates.gradients import batch_size
-
-Record = dict[str, float | int]
-"""One line of metrics."""
 
 
 class BudgetExhausted(RuntimeError):
@@ -208,20 +205,19 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         history: list[Record] = []
-        losses: list[float] = []
+        steps: list[Record] = []
         draws = self._draws(len(loader))
         started = time.monotonic()
         with StopRequest() as stop, self._bar() as bar:
             while self.account.steps < self.plan.last and not stop.asked:
-                found = self._step(self._physical(loader, next(draws)))
-                losses.append(float(found["unprotected/loss"]))
+                steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
                 if not (ends or stop.asked or self.account.steps == self.plan.last):
                     continue
-                record = self._epoch_record(found, losses, validation, started)
+                record = self._epoch_record(steps, validation, started)
                 history.append(record)
-                losses.clear()
+                steps.clear()
                 bar.set_postfix(_shown(record))
                 if on_epoch is not None:
                     on_epoch(record)
@@ -250,31 +246,24 @@ class Trainer:
             noise=self.noise,
             charge=self.account.charge,
         )
-        loss_sum, count, clipped = 0.0, 0, 0
+        watch = Watch(self.max_grad_norm, self.method.unit)
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
             seen = basis.coordinates(updates) if before else updates
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
-            weights = door.admit(seen, self.method.clip)
-            loss_sum += float(updates.losses.double().sum())
-            count += len(updates)
-            clipped += int((weights < 1).any(1).sum())
+            watch.see(updates, door.admit(seen, self.method.clip))
         released = door.release()
         step = basis.lift(released) if before else projected(basis, released)
         for name, value in step.items():
-            self._parameters[name].grad = value
+            self._parameters[name].grad = value.neg_() if self.method.displaces else value
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.scheduler is not None and self.scheduler_every == "step":
             self.scheduler.step()
-        return {
-            "unprotected/loss": loss_sum / count if count else math.nan,
-            "unprotected/clipped": clipped / count if count else math.nan,
-            "unprotected/batch": count,
-        }
+        return watch.record()
 
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
@@ -323,15 +312,13 @@ class Trainer:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
         self._independent = True
 
-    def _epoch_record(self, found: Record, losses: list[float], validation: Any, started: float) -> Record:
-        finite = [value for value in losses if math.isfinite(value)]
+    def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {
             "step": self.account.steps,
             "epoch": self.account.steps / self.plan.steps_per_epoch,
             "epsilon": self.account.estimate(self.plan.delta),
             "seconds": time.monotonic() - started,
-            "unprotected/loss": sum(finite) / len(finite) if finite else math.nan,
-            "unprotected/clipped": found["unprotected/clipped"],
+            **averaged(steps),
         }
         rank = getattr(self._basis[1], "rank", None) if self._basis is not None else None
         if rank is not None:

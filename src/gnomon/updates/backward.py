@@ -15,7 +15,7 @@ from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
-from gnomon.updates.recorder import Mark, Memo, NeedsCopies, Own, Recorder, aliased
+from gnomon.updates.recorder import Mark, Memo, NeedsCopies, OtherPath, Own, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
 
@@ -147,10 +147,7 @@ def _refuse_other_path(model: nn.Module, found: Layout, marks: list[Mark], carri
     )
     if not (same and used_outside(model, marks, carried, found.covered) <= found.outside):
         forget(model)
-        raise ValueError(
-            "the model takes another path through its modules than for a few samples of this shape: "
-            "what it does must not depend on the batch's size or on state that changes between calls"
-        )
+        raise OtherPath
 
 
 def _refuse_shared_outputs(dims: tuple[int | None, ...], grads: list[Tensor | None]) -> None:

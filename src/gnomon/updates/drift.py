@@ -7,17 +7,30 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gnomon import validate
 from gnomon.updates.leaves import Dense, Factored, Indexed, Leaf, Summed, Zero, add
 from gnomon.updates.trees import same_memory
 
 
 @dataclass(frozen=True)
 class Descent:
-    """K steps of size lr, with a momentum that starts at zero."""
+    """K steps of size lr, with a momentum that starts at zero.
+
+    >>> Descent(0, 0.1)
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: local-steps = 0 is not allowed: give a whole number, at least 1
+    """
 
     steps: int
     lr: float
-    momentum: float
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate.whole("local-steps", self.steps)
+        validate.positive("local-lr", self.lr)
+        allowed = "at least 0 and below 1"
+        if not 0 <= validate.number("local-momentum", self.momentum, allowed) < 1:
+            raise validate.SettingError("local-momentum", self.momentum, allowed)
 
 
 class Drift:

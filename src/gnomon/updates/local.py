@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.utils import _pytree as pytree
 
-from gnomon import validate
 from gnomon.updates.backward import backward, trainable_parameters
 from gnomon.updates.drift import Descent, descend
 from gnomon.updates.fallback import explained
@@ -43,7 +42,7 @@ def local_sgd(
     tensor([[ 0.7500],
             [-1.5000]])
     """
-    descent = Descent(validate.whole("local steps", steps), validate.positive("local lr", lr), local_momentum(momentum))
+    descent = Descent(steps, lr, momentum)
     size = batch_size(inputs)
     losses: list[Tensor] = []
     memo: Memo = {}
@@ -58,19 +57,6 @@ def local_sgd(
     except NeedsCopies:
         moved = by_copies(model, loss, inputs, targets, size, descent)
     return Updates({name: moved[name] for name in trainable_parameters(model)}, losses[0])
-
-
-def local_momentum(value: float) -> float:
-    """The value, if it can be a momentum.
-
-    >>> local_momentum(1.0)
-    Traceback (most recent call last):
-    gnomon.validate.SettingError: local momentum = 1.0 is not allowed: give at least 0 and below 1
-    """
-    allowed = "at least 0 and below 1"
-    if not 0 <= validate.number("local momentum", value, allowed) < 1:
-        raise validate.SettingError("local momentum", value, allowed)
-    return float(value)
 
 
 def by_copies(model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int, descent: Descent) -> dict[str, Leaf]:
@@ -95,5 +81,8 @@ def by_copies(model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int
 
     held = 4 * sum(value.numel() * value.element_size() for value in start.values())
     with explained(model, "", start):
-        mapped = torch.vmap(displacement, chunk_size=max(1, min(size, COPY_BYTES // max(1, held))))
+        flat, structure = pytree.tree_flatten((inputs, targets))
+        dims = pytree.tree_unflatten([0 if isinstance(t, Tensor) and t.dim() else None for t in flat], structure)
+        chunk = max(1, min(size, COPY_BYTES // max(1, held)))
+        mapped = torch.vmap(displacement, in_dims=(dims,), chunk_size=chunk)
         return {name: Dense(value) for name, value in mapped((inputs, targets)).items()}

@@ -68,6 +68,16 @@ class Own:
     memo: Memo
 
 
+class OtherPath(ValueError):
+    """The model went elsewhere than for the few samples from which its layout was read."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model takes another path through its modules than for a few samples of this shape: "
+            "what it does must not depend on the batch's size or on state that changes between calls"
+        )
+
+
 class NeedsCopies(Exception):
     """A module that cannot run with parameters of each sample's own, but for a copy of the model each."""
 
@@ -186,7 +196,10 @@ class Recorder:
     def _batch_now(self, name: str) -> tuple[Any, ...]:
         """The batch dimensions of the next mark of a module."""
         assert self.own is not None
-        return self.own.batch[name, self._count[name]]
+        key = name, self._count[name]
+        if key not in self.own.batch:
+            raise OtherPath
+        return self.own.batch[key]
 
     def _shared(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
         """The module's output by shared parameters; what sees the same record at every step computes it once."""

@@ -22,8 +22,6 @@ def independent(module: nn.Embedding) -> bool:
 
 def shift(module: nn.Embedding, inputs: Tensor, drift: Drift) -> Tensor:
     moved = drift["weight"].rows_at(inputs.reshape(len(inputs), -1))
-    if module.padding_idx is not None:
-        moved = moved.masked_fill((inputs == module.padding_idx).reshape(len(inputs), -1, 1), 0)
     return moved.reshape(*inputs.shape, moved.shape[-1])
 
 

@@ -1,0 +1,72 @@
+"""What one step looked like on the private side. For the data holder only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.release import Admitted
+from gnomon.updates import Updates
+
+Record = dict[str, float | int]
+"""One line of metrics."""
+
+QUARTILES = {"q25": 0.25, "q50": 0.5, "q75": 0.75}
+
+
+class Watch:
+    """Statistics of one step, over its physical batches. None of them is protected.
+
+    The incremental norm `max(0, |u_i| - C)` is how much longer than the bound an update was when it was clipped;
+    `unit` is the step size of local steps, so that methods with different steps compare.
+
+    >>> watch = Watch(bound=1.0)
+    >>> watch.record()["unprotected/batch"]
+    0
+    """
+
+    def __init__(self, bound: float, unit: float = 1.0) -> None:
+        self.bound, self.unit = bound, unit
+        self.losses = self.clipped = 0.0
+        self.beyond: list[Tensor] = []
+
+    def see(self, updates: Updates, admitted: Admitted) -> None:
+        """One physical batch: its updates, and what the door let in."""
+        self.losses += float(updates.losses.double().sum())
+        self.clipped += int((admitted.weights < 1).any(1).sum())
+        lengths = admitted.norms.square().sum(1).sqrt()
+        self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
+
+    def record(self) -> Record:
+        """Everything under `unprotected/`."""
+        beyond = torch.cat(self.beyond) if self.beyond else torch.zeros(0)
+        count = len(beyond)
+        beyond = beyond[torch.isfinite(beyond)]
+        found: Record = {
+            "unprotected/loss": self.losses / count if count else math.nan,
+            "unprotected/clipped": self.clipped / count if count else math.nan,
+            "unprotected/batch": count,
+        }
+        if len(beyond):
+            found["unprotected/incremental/mean"] = float(beyond.mean())
+            found["unprotected/incremental/std"] = float(beyond.std(correction=0))
+            cuts = torch.quantile(beyond, torch.tensor(list(QUARTILES.values()), dtype=beyond.dtype))
+            found |= {f"unprotected/incremental/{name}": float(cut) for name, cut in zip(QUARTILES, cuts, strict=True)}
+        return found
+
+
+def averaged(records: Sequence[Record]) -> Record:
+    """The mean of each statistic over steps; what is not finite is left out.
+
+    >>> averaged([{"unprotected/loss": 1.0}, {"unprotected/loss": 3.0}, {"unprotected/loss": float("nan")}])
+    {'unprotected/loss': 2.0}
+    """
+    names = dict.fromkeys(name for record in records for name in record)
+    means: Record = {}
+    for name in names:
+        values = [float(record[name]) for record in records if name in record and math.isfinite(record[name])]
+        means[name] = sum(values) / len(values) if values else math.nan
+    return means
