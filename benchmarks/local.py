@@ -48,7 +48,7 @@ COPIES = ("CNN 26k, B = 250",)
 
 
 def prepared(work: str, engine: str) -> Step:
-    """One engine on one workload, ready to step. All samples' displacements, weighted and summed as a step needs them."""
+    """One engine on one workload, ready to step: everyone's displacement, its norm, and the weighted sum."""
     torch.manual_seed(0)
     make, draw, _ = WORK[work]
     model, (x, y) = make(), draw()

@@ -32,6 +32,7 @@ from gnomon.runs import (
     build_model,
     build_trainer,
     is_own,
+    plain,
     public_count,
     records,
     without_foreign_settings,
@@ -139,7 +140,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         start = dataclasses.replace(cell.config, warm_start="public")
         model = build_model(start, source, split.public)
         found = evaluate(model, LOSS, source.test)
-        return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "curve": []}
+        return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     curve: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=curve.append)
@@ -151,7 +152,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "epsilon": float(result.epsilon),
         "accuracy": curve[-1]["validation/accuracy"],
         "seconds": curve[-1]["seconds"],
-        "curve": [[row["epoch"], row["validation/accuracy"]] for row in curve],
+        "history": [plain(row) for row in curve],
     }
 
 

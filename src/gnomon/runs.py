@@ -100,7 +100,7 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
     result = trainer.fit(
         split.private,
         source.test,
-        on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(_plain(record))),
+        on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(plain(record))),
     )
     final = trainer.model if trainer.average is None else trainer.average.module
     weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
@@ -354,7 +354,7 @@ def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
+def plain(record: dict[str, Any]) -> dict[str, Any]:
     """JSON has neither NaN nor infinity."""
     return {
         key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in record.items()
