@@ -52,6 +52,7 @@ format: $(STAMP)
 bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/subspaces.py
+	$(BIN)/python benchmarks/local.py
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures/draw.py
