@@ -14,9 +14,10 @@ import gnomon
 from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
 from gnomon.methods import Method, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
+from gnomon.release.door import lengths
 from gnomon.subspaces import Moment, PublicEigenspace, RandomMask, RandomProjection
 from gnomon.subspaces.random_projection import fourier
-from gnomon.updates import gradients
+from gnomon.updates import Updates, gradients
 from gnomon.validate import SettingError
 
 D = torch.float64
@@ -419,3 +420,30 @@ def test_bad_settings_are_refused_by_name(make, named):
     _, _, public = setting("mlp")
     with pytest.raises(SettingError, match=named):
         make(public)
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+@pytest.mark.parametrize("size", [1e4, 1e7, 1e10])
+def test_the_length_of_coordinates_covers_their_rounding(size, per_tensor):
+    """Where huge terms of a record cancel, its coordinates are mostly rounding, which may differ with its company.
+
+    Clipping must bound that as well: whatever the error is, it is a small part of the length that is clipped.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(16, 12)
+    loss = lambda outputs, targets: (outputs * targets).flatten(1).sum(1)
+    public = torch.randn(8, 6, 16), torch.randn(8, 6, 12)
+    one, two, error = torch.randn(16), torch.randn(16), torch.randn(12)
+    tokens = torch.stack([size * one, size * two, -size * (one + two), torch.randn(16)])[None]
+    targets = torch.stack([error, error, error, 1e-3 * error])[None]
+    basis = PublicEigenspace(public, 5, per_tensor=per_tensor).basis(Moment(model, loss, 0, 1, 1, SeededNoise(0)))
+    seen = basis.coordinates(gradients(model, loss, tokens, targets))
+    exactly = lambda *pair: gradients(model.to(D), loss, *(t.to(D) for t in pair))
+    shared, record = exactly(*public), exactly(tokens, targets)
+    if per_tensor:
+        true = record.leaves["weight"].gram(shared.leaves["weight"]) @ basis.mixings["weight"].to(D)
+    else:
+        true = record.gram(shared) @ basis.mixing.to(D)
+    leaf = next(iter(seen.leaves.values()))  # all coordinates, or those of the weight
+    length = lengths(Updates({"seen": leaf}, seen.losses))[0, 0]
+    assert float((leaf.dense().to(D) - true).norm()) <= 0.1 * float(length)
