@@ -55,6 +55,18 @@ def test_displacements_equal_copies_of_the_model(name, momentum):
     assert relative(summed, weights @ expected) < 1e-10
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_displacements_with_half_of_the_parameters_frozen(name, offset):
+    model, inputs = build(name, torch.float64)
+    for place, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(parameter.requires_grad and place % 2 == offset)
+    if not any(p.requires_grad for p in model.parameters()):
+        pytest.skip("nothing is left to train")
+    expected = copies(model, squares, inputs, None, 3, 0.01)
+    assert relative(local_sgd(model, squares, inputs, None, steps=3, lr=0.01).dense(), expected) < 1e-10
+
+
 class Block(nn.Module):
     """A transformer block whose head is its embedding."""
 

@@ -146,7 +146,8 @@ class Recorder:
         """How far each sample's own parameters of a module are from the shared ones; None if they are the same."""
         if self.own is None:
             return None
-        return {mine: self.own.drift[name] for mine, name in parameters.items() if name in self.own.drift}
+        drift = {mine: self.own.drift[name] for mine, name in parameters.items() if name in self.own.drift}
+        return drift or None
 
     def _tapped(self, name: str, module: nn.Module, rule: Rule, parameters: dict[str, str]) -> Callable[..., Any]:
         """The module's forward pass as its rule writes it, with every place marked."""
@@ -163,7 +164,8 @@ class Recorder:
                 if shift is None:
                     raise NeedsCopies(name)
                 dim = self._batch_now(name)[0]
-                output = output + shift(x.movedim(dim, 0), drift).movedim(0, dim)
+                moved = shift(x.movedim(dim, 0), drift)
+                output = output if moved is None else output + moved.movedim(0, dim)
             return self._mark(name, module, parameters, rule, x, output, build)
 
         def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -180,7 +182,8 @@ class Recorder:
             x, dim = args[0] if args else next(iter(kwargs.values())), self._batch_now(name)[0]
             assert rule is not None
             if rule.shift is not None:
-                return self._shared(name, module, x) + rule.shift(module, x.movedim(dim, 0), drift).movedim(0, dim)
+                moved = rule.shift(module, x.movedim(dim, 0), drift)
+                return self._shared(name, module, x) + (0 if moved is None else moved.movedim(0, dim))
             assert rule.drifted is not None
             return rule.drifted(module, x.movedim(dim, 0), drift).movedim(0, dim)
 

@@ -87,13 +87,8 @@ def _linear(
             return {**bias_leaf, name: affine(inputs, grad, name, "", weight.shape)[name]}
         return bias_leaf
 
-    def shift(inputs: Tensor, drift: Drift) -> Tensor:
-        whole = affine_shift(inputs, {n: leaf for n, leaf in drift.items() if n == name}, name, "")
-        moved = whole if own_weight or name not in drift else whole[..., rows]
-        if "in_proj_bias" in drift:
-            own_bias = drift["in_proj_bias"].dense()[:, rows]
-            moved = moved + own_bias.reshape(len(inputs), *[1] * (inputs.dim() - 2), -1)
-        return moved
+    def shift(inputs: Tensor, drift: Drift) -> Tensor | None:
+        return affine_shift(inputs, drift, name, "in_proj_bias", slice(None) if own_weight else rows, rows)
 
     return tap(x, output, build, shift)
 

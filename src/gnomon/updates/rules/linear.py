@@ -11,7 +11,7 @@ from gnomon.updates.leaves import Dense, Factored, Leaf
 from gnomon.updates.rules.registry import Drift, rule
 
 
-def shift(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor:
+def shift(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor | None:
     return affine_shift(inputs, drift, "weight", "bias")
 
 
@@ -31,15 +31,22 @@ def affine(inputs: Tensor, grad: Tensor, weight: str, bias: str, shape: torch.Si
     return leaves
 
 
-def affine_shift(inputs: Tensor, drift: Drift, weight: str, bias: str) -> Tensor:
-    """`x D_i^T + e_i` for inputs (B, ..., in) and each sample's own change of weight and bias."""
+def affine_shift(
+    inputs: Tensor,
+    drift: Drift,
+    weight: str,
+    bias: str,
+    weight_rows: slice = slice(None),
+    bias_rows: slice = slice(None),
+) -> Tensor | None:
+    """`x D_i^T + e_i` for inputs (B, ..., in) and each sample's own change of weight and bias, or some rows of them."""
     size, between = len(inputs), inputs.shape[1:-1]
     total: Tensor | None = None
     if weight in drift:
-        moved = drift[weight].times(inputs.reshape(size, -1, inputs.shape[-1]))
+        moved = drift[weight].times(inputs.reshape(size, -1, inputs.shape[-1]))[..., weight_rows]
         total = moved.reshape(size, *between, moved.shape[-1])
     if bias in drift:
-        own = drift[bias].dense()
+        own = drift[bias].dense()[:, bias_rows]
         own = own.reshape(size, *[1] * len(between), own.shape[-1])
         total = own if total is None else total + own
-    return inputs.new_zeros(()) if total is None else total
+    return total

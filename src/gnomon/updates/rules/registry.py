@@ -13,8 +13,8 @@ from gnomon.updates.leaves import Leaf
 Drift = Mapping[str, Leaf]
 """How far each sample's own parameters are from the shared ones, by the module's own names for them."""
 
-Shift = Callable[[Tensor, Drift], Tensor]
-"""(inputs, drift) -> what to add to the output; the batch comes first in both."""
+Shift = Callable[[Tensor, Drift], Tensor | None]
+"""(inputs, drift) -> what to add to the output, if anything; the batch comes first in both."""
 
 
 class Tap(Protocol):
@@ -54,7 +54,7 @@ class Rule:
     batch_anywhere: bool = False
     """Whether the batch may be any leading dimension (a linear layer's) or must be the first."""
     applies: Callable[[Any], bool] = lambda module: True
-    shift: Callable[[Any, Tensor, Drift], Tensor] | None = None
+    shift: Callable[[Any, Tensor, Drift], Tensor | None] | None = None
     """(module, inputs, drift) -> what each sample's own parameters add to the output, in local steps."""
     drifted: Drifted | None = None
     """The whole forward pass of local steps, where that is cheaper than a shift. With neither, the module runs under
@@ -70,7 +70,7 @@ def rule(
     *types: type[nn.Module],
     batch_anywhere: bool = False,
     applies: Callable[[Any], bool] = lambda module: True,
-    shift: Callable[[Any, Tensor, Drift], Tensor] | None = None,
+    shift: Callable[[Any, Tensor, Drift], Tensor | None] | None = None,
     drifted: Drifted | None = None,
 ) -> Callable[[F], F]:
     """Register the per-sample rule of a module type; a later one replaces an earlier one.
