@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from gnomon import __version__
+from gnomon import __version__, cli_ledger
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
 from gnomon.validate import SettingError
 
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_compare(commands)
     _add_account(commands)
+    cli_ledger.add_ledger(commands)
     _add_methods(commands)
     return parser
 
@@ -87,6 +88,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    cli_ledger.add_flags(parser)
     _add_settings(parser)
 
 
@@ -118,7 +120,8 @@ def _train(args: argparse.Namespace) -> int:
 
     config = _config(args)
     out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    ledger = None if config.insecure_noise_seed is not None else cli_ledger.chosen(args.ledger)
+    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=ledger, dataset=args.data_id)
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
@@ -128,6 +131,8 @@ def _train(args: argparse.Namespace) -> int:
     statement = run.trainer.statement()
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
+    if (total := run.trainer.spending.total(statement.delta)) is not None:
+        print(f"on these data  {total.epsilon!r}, {total.runs} runs together")
     for caveat in statement.caveats:
         print(f"caveat         {caveat}")
     print(f"statement      {out / 'statement.txt'}")

@@ -22,6 +22,7 @@ from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.ledger import Ledger
 from gnomon.methods import METHODS, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
@@ -79,8 +80,18 @@ class RunFolder:
             file.write(line + "\n")
 
 
-def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> Run:
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
+
+    With a ledger the run counts together with all others on the same records, or on the `dataset` of that name.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -93,7 +104,7 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
         torch.set_num_threads(whole("threads", config.threads))
     source = load(config.data, config.data_dir)
     split = records(config, source)
-    trainer = build_trainer(config, source, split.public, progress=progress)
+    trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
@@ -228,7 +239,15 @@ def _changed(config: TrainConfig) -> list[str]:
     return [name for name in METHOD_SETTINGS if getattr(config, name) != getattr(TrainConfig(), name)]
 
 
-def build_trainer(config: TrainConfig, source: Source, public: Records, *, progress: bool = True) -> Trainer:
+def build_trainer(
+    config: TrainConfig,
+    source: Source,
+    public: Records,
+    *,
+    progress: bool = True,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+) -> Trainer:
     """The Trainer that a config stands for, on a source.
 
     >>> source = load("digits")
@@ -262,6 +281,9 @@ def build_trainer(config: TrainConfig, source: Source, public: Records, *, progr
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
         notes=_notes(config, public),
+        ledger=ledger,
+        dataset=dataset,
+        label=Path(config.data.removeprefix("npz:")).stem,
         progress=progress,
     )
 
