@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from gnomon.validate import SettingError
 if TYPE_CHECKING:
     from gnomon.ledger import Ledger
     from gnomon.ledger.state import State
+    from gnomon.runs import Run
 
 NO_LEDGER = "none"
 
@@ -27,8 +29,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "gnomon ledger show); 'none' counts this run alone",
     )
     group.add_argument(
+        "--checkpoint-every", type=int, metavar="N", help="steps between two checkpoints (default: an epoch)"
+    )
+    group.add_argument(
         "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
     )
+
+
+def add_resume(commands: Any, finish: Callable[[Run], int]) -> None:
+    """`gnomon resume`; `finish` tells the user how the run went."""
+    parser = commands.add_parser(
+        "resume",
+        help="go on with a run that was stopped or killed",
+        description="Go on from the last checkpoint of a run, with fresh noise. Steps that were reserved in the ledger "
+        "count as taken, up to 15 more than were. A changed config, other data and an edited ledger are refused.",
+        epilog="example:\n  gnomon resume runs/demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the run folder")
+    parser.add_argument("--ledger", metavar="FILE", help="the run's ledger, if it was moved")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=lambda args: finish(_resume(args)))
+
+
+def _resume(args: argparse.Namespace) -> Run:
+    from gnomon.resume import resume
+
+    return resume(args.folder, ledger=_existing(args) if args.ledger else None, progress=not args.quiet)
 
 
 def chosen(path: str | None) -> Ledger | None:

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,13 @@ from gnomon.ledger import Ledger
 from gnomon.methods import METHODS, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
-from gnomon.training import Result, Trainer, train_on_public
+from gnomon.run_folder import RunFolder
+from gnomon.training import Result, Trainer, save_checkpoint, train_on_public
+from gnomon.training.checkpoint import remove_checkpoint
+from gnomon.training.packing import untied
 from gnomon.validate import SettingError, positive, whole
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
-FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
 
 
 @dataclass(frozen=True)
@@ -42,44 +43,6 @@ class Run:
     folder: Path
 
 
-class RunFolder:
-    """A folder that each file enters whole or not at all.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = RunFolder(Path(place) / "run")
-    ...     folder.write("note.txt", b"hello")
-    ...     (folder.path / "note.txt").read_text()
-    'hello'
-    """
-
-    def __init__(self, path: Path, overwrite: bool = False) -> None:
-        self.path = path
-        if path.exists() and not path.is_dir():
-            raise SettingError("out", str(path), "a folder: this is a file")
-        if path.is_dir() and any(path.iterdir()) and not overwrite:
-            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                (path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file by a complete new one."""
-        partial = self.path / f".{name}.partial"
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
-
-    def append(self, name: str, line: str) -> None:
-        with (self.path / name).open("a") as file:
-            file.write(line + "\n")
-
-
 def train(
     config: TrainConfig,
     out: Path,
@@ -88,10 +51,12 @@ def train(
     progress: bool = True,
     ledger: Ledger | None = None,
     dataset: str | None = None,
+    checkpoint_every: int | None = None,
 ) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
 
-    With a ledger the run counts together with all others on the same records, or on the `dataset` of that name.
+    With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
+    leaves a checkpoint every so many steps (by default, every epoch) from which `gnomon.resume.resume` goes on.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -108,20 +73,41 @@ def train(
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
+    every = trainer.plan.steps_per_epoch if checkpoint_every is None else whole("checkpoint-every", checkpoint_every)
+    notes = {"config": dataclasses.asdict(config), "every": every, "dataset": dataset}
+    return complete(config, trainer, source, split, folder, notes)
+
+
+def complete(
+    config: TrainConfig, trainer: Trainer, source: Source, split: Split, folder: RunFolder, notes: dict[str, Any]
+) -> Run:
+    """Train to the end, from wherever the trainer stands, and write what a run leaves behind."""
+    began, history = trainer.account.steps, folder.history()
+    resumable = trainer.spending.ledger is not None
+
+    def keep(step: int) -> None:
+        if resumable and (step % notes["every"] == 0 or step == began + 1):
+            save_checkpoint(trainer, folder.path, **notes)
+
     result = trainer.fit(
         split.private,
         source.test,
         on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(_plain(record))),
+        on_step=keep,
     )
+    if result.stopped == "interrupted" and resumable:
+        save_checkpoint(trainer, folder.path, **notes)
+    result.history[:0] = history
     final = trainer.model if trainer.average is None else trainer.average.module
-    weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
-    folder.write("model.safetensors", safetensors_bytes(_untied(weights), {"format": "pt"}))
+    folder.write("model.safetensors", safetensors_bytes(untied(final.state_dict()), {"format": "pt"}))
     statement = trainer.statement()
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     if result.history:
-        training_curve(result.history, f"{config.method} on {config.data}", out / "curve.png")
-    return Run(result, trainer, out)
+        training_curve(result.history, f"{config.method} on {config.data}", folder.path / "curve.png")
+    if result.stopped != "interrupted":
+        remove_checkpoint(folder.path)
+    return Run(result, trainer, folder.path)
 
 
 def records(config: TrainConfig, source: Source) -> Split:
@@ -350,16 +336,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise SettingError("device", name, f"a device of this machine ({str(error).splitlines()[0]})") from None
     return device
-
-
-def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Shared tensors as copies: safetensors stores no sharing."""
-    seen: set[int] = set()
-    out = {}
-    for name, value in weights.items():
-        out[name] = value.clone() if value.data_ptr() in seen else value
-        seen.add(value.data_ptr())
-    return out
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

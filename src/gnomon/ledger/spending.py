@@ -83,14 +83,15 @@ class Spending:
         mine = self._account.to_dict()
         if any(mine[key] != value for key, value in found.settings.items()) or found.declared != self._steps:
             raise LedgerError(f"run {run} was entered with other settings: {found.settings}, {found.declared} steps")
-        identity = self.ledger.identify(data, self._name)
-        if self.ledger.dataset(identity, self._label) not in self.ledger.state().family(found.dataset):
+        self.run = run
+        self.admit(data)
+        assert self._identity is not None
+        if self.ledger.dataset(self._identity, self._label) not in self.ledger.state().family(found.dataset):
             raise LedgerError(f"run {run} was on other data: give it the records that it started with")
         lost = 0
         if isinstance(self._account.sampler, Shuffled):
             lost = -found.reserved % self._account.sampler.steps_per_epoch
-        self.run, self._dataset, self._identity = run, found.dataset, identity
-        self._left = 0
+        self._dataset, self._left = found.dataset, 0
         self.ledger.reopen(run, lost=lost)
         self._open = True
         return self.ledger.run(run).reserved
