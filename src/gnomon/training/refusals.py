@@ -100,7 +100,10 @@ def _compare(before: Updates, after: Updates, how: str) -> None:
     norms = before.norms()
     weights = torch.randn(len(before), dtype=before.losses.dtype, device=before.losses.device)
     usable = torch.isfinite(norms)  # other samples are left out of every step
-    weights, norms = weights.where(usable, 0), norms.where(usable, 0)
+    norms = norms.where(usable, 0)
+    weights = (
+        (weights / norms.clamp(min=1)).to(weights.dtype).where(usable, 0)
+    )  # no sample drowns or overflows the rest
     old, new = before.weighted_sum(weights), after.weighted_sum(weights)
     apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
     scale = float((weights.abs() * norms).sum())
