@@ -41,8 +41,8 @@ def spoilt(value: float) -> Tensor:
 
 
 def train(
-    x: Tensor = X, y: Tensor = Y, *, model: nn.Module | None = None, delta: float = 1e-5, batch: int = 16, steps: int = 3,
-    accountant: str = "prv", own: bool = False, mode: str = "hooks", **settings,
+    x: Tensor = X, y: Tensor = Y, *, model: nn.Module | None = None, delta: float = 1e-5, batch: int = 16,
+    steps: int = 3, accountant: str = "prv", own: bool = False, mode: str = "hooks", **settings,
 ) -> str:  # fmt: skip
     """A few steps; how many parameters are not finite, and what epsilon is reported."""
     torch.manual_seed(0)

@@ -29,7 +29,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "gnomon ledger show); 'none' counts this run alone",
     )
     group.add_argument(
-        "--checkpoint-every", type=int, metavar="N", help="steps between two checkpoints (default: an epoch)"
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="steps between two checkpoints (default: an epoch, 16 or more)",
     )
     group.add_argument(
         "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"

@@ -22,6 +22,7 @@ from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedP
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
 from gnomon.ledger import Ledger
+from gnomon.ledger.ledger import BLOCK
 from gnomon.methods import METHODS, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
@@ -56,7 +57,7 @@ def train(
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
 
     With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
-    leaves a checkpoint every so many steps (by default, every epoch) from which `gnomon.resume.resume` goes on.
+    leaves a checkpoint every so many steps (by default an epoch, at least 16), from which `gnomon.resume` goes on.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -73,7 +74,9 @@ def train(
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
-    every = trainer.plan.steps_per_epoch if checkpoint_every is None else whole("checkpoint-every", checkpoint_every)
+    every = max(trainer.plan.steps_per_epoch, BLOCK)
+    if checkpoint_every is not None:
+        every = whole("checkpoint-every", checkpoint_every)
     notes = {"config": dataclasses.asdict(config), "every": every, "dataset": dataset}
     return complete(config, trainer, source, split, folder, notes)
 

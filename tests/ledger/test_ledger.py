@@ -297,6 +297,20 @@ def test_a_forked_child_writes_through_a_connection_of_its_own(ledger):
     ledger.verify()
 
 
+def test_a_forked_copy_of_a_run_reserves_for_itself(ledger):
+    t = trainer(ledger, steps=100)
+    batches = t.batches(data())
+    t.step(*next(batches))
+    child = in_child(lambda: t.step(*next(batches)))
+    assert os.waitpid(child, 0)[1] == 0
+    t.step(*next(batches))
+    assert t.spending.total(DELTA).steps == 32  # one block each
+
+
+def test_the_file_is_for_its_owner_alone(ledger):
+    assert ledger.path.stat().st_mode & 0o077 == 0
+
+
 # -- budgets -----------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ class Ledger:
         with self._rows() as (rows, state):
             if identity.mark in state.datasets:
                 return identity.mark
-            joins = [one for one, about in state.datasets.items() if about["sketch"] & identity.sketch]
+            joins = state.matches(identity)
             name = label or identity.mark.removeprefix("name:")
             content = {"id": identity.mark, "name": name, "sketch": sorted(identity.sketch), "joins": joins}
             self._add(rows, state, "dataset", content)
@@ -121,9 +121,7 @@ class Ledger:
     def check(self, identity: Identity, account: Account, steps: int, unit: str = RECORD) -> None:
         """Refuses what `open` would refuse, and enters nothing."""
         with self._rows() as (_, state):
-            known = [one for one, about in state.datasets.items() if about["sketch"] & identity.sketch]
-            known = [identity.mark] if identity.mark in state.datasets else known
-            for dataset in known:
+            for dataset in state.matches(identity):
                 refuse_excess(state, _new_run(dataset, account, steps, "", unit))
 
     def reopen(self, run: str, *, lost: int = 0) -> LedgerRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from gnomon.accounting import Account, Shuffled
@@ -29,7 +30,7 @@ class Spending:
         self.ledger, self.run = ledger, ""
         self._account, self._steps, self._name, self._label = account, steps, dataset, label
         self._identity: Identity | None = None
-        self._dataset, self._left, self._open = "", 0, False
+        self._dataset, self._left, self._process, self._open = "", 0, -1, False
 
     def admit(self, data: Any) -> None:
         """Find out which data set this is, and refuse a run that its budget cannot pay for."""
@@ -59,8 +60,8 @@ class Spending:
             return
         if not self._open:
             raise LedgerError("the run has not been entered: draw batches with fit(train) or batches(train)")
-        if self._left == 0:
-            self._left = self.ledger.reserve(self.run)
+        if self._left == 0 or self._process != os.getpid():  # a forked copy must not spend the same block again
+            self._left, self._process = self.ledger.reserve(self.run), os.getpid()
         self._left -= 1
 
     def stop(self) -> None:
@@ -86,7 +87,8 @@ class Spending:
         self.run = run
         self.admit(data)
         assert self._identity is not None
-        if self.ledger.dataset(self._identity, self._label) not in self.ledger.state().family(found.dataset):
+        state = self.ledger.state()
+        if not state.family(found.dataset) & set(state.matches(self._identity)):
             raise LedgerError(f"run {run} was on other data: give it the records that it started with")
         lost = 0
         if isinstance(self._account.sampler, Shuffled):

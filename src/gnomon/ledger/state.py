@@ -8,6 +8,7 @@ from typing import Any
 from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.accounting.adjacency import Adjacency, checked
+from gnomon.ledger.identity import Identity
 from gnomon.ledger.store import Entry, Head, LedgerError
 
 RECORD = "one record"
@@ -102,6 +103,12 @@ class State:
 
     def _reopen(self, time: str, run: str) -> None:
         self.runs[run].open = True
+
+    def matches(self, identity: Identity) -> list[str]:
+        """The data sets that these records are, or share records with."""
+        if identity.mark in self.datasets:
+            return [identity.mark]
+        return [one for one, about in self.datasets.items() if about["sketch"] & identity.sketch]
 
     def family(self, dataset: str) -> set[str]:
         """The data sets that share records with this one, directly or through others, itself included."""

@@ -121,9 +121,11 @@ class Store:
             self._abandoned.append(self._connection)  # a connection must not be used, nor closed, after a fork
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # for its owner alone: who has the key can ask the marks whether somebody is among the records
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise LedgerError(
-                f"the folder of the ledger {self.path} cannot be made ({error.strerror}): name another file"
+                f"the ledger {self.path} cannot be made or written ({error.strerror}): name another file"
             ) from None
         connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
