@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sqlite3
 
 import pytest
@@ -171,6 +173,22 @@ def test_no_noise_is_drawn_when_the_ledger_cannot_be_written(ledger, monkeypatch
         t.fit(data())
     assert noise.drawn == 0
     assert torch.equal(before, t.model.weight)
+
+
+def test_a_limit_of_the_system_stops_the_ledger_and_leaves_it_whole(ledger):
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 50.0), 10**6)
+    ledger.reserve(run)
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        with pytest.raises(LedgerError, match="nothing was released"):
+            all(ledger.reserve(run) for _ in range(1000))
+
+    assert os.waitpid(in_child(limited), 0)[1] == 0
+    ledger.verify()
+    assert ledger.run(run).reserved >= 16
+    ledger.reserve(run)
 
 
 def test_unused_steps_of_a_block_are_not_given_back(ledger):
