@@ -9,12 +9,13 @@ BENCH_STAMP := $(VENV)/.installed-bench
 SHARED := $(wildcard ../shared/data)
 export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
 
-.PHONY: setup demo test bench lint format types clean figures
+.PHONY: setup demo test soak bench lint format types clean figures
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, with statement and picture"
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
+	@echo "make soak    kill training 200 times and check that the ledger forgot no step (about ten minutes)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
 	@echo "make lint    format check and lint only"
 	@echo "make figures draw the pictures of README and docs again"
@@ -37,6 +38,10 @@ demo: $(STAMP)
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
+
+soak: $(STAMP)
+	mkdir -p runs
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills 200 --report runs/soak.json
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

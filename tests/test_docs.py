@@ -15,6 +15,7 @@ PACKAGES = [
     ".accounting",
     ".clipping",
     ".data",
+    ".ledger",
     ".models",
     ".release",
     ".report",

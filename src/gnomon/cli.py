@@ -10,11 +10,14 @@ import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gnomon import __version__
+from gnomon import __version__, cli_ledger
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
 from gnomon.validate import SettingError
+
+if TYPE_CHECKING:
+    from gnomon.runs import Run
 
 INTERRUPTED = 130
 
@@ -59,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_compare(commands)
     _add_account(commands)
+    cli_ledger.add_resume(commands, _tell)
+    cli_ledger.add_ledger(commands)
     _add_methods(commands)
     return parser
 
@@ -87,6 +92,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    cli_ledger.add_flags(parser)
     _add_settings(parser)
 
 
@@ -118,7 +124,22 @@ def _train(args: argparse.Namespace) -> int:
 
     config = _config(args)
     out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    ledger = None if config.insecure_noise_seed is not None else cli_ledger.chosen(args.ledger)
+    run = train(
+        config,
+        out,
+        overwrite=args.overwrite,
+        progress=not args.quiet,
+        ledger=ledger,
+        dataset=args.data_id,
+        checkpoint_every=args.checkpoint_every,
+    )
+    return _tell(run)
+
+
+def _tell(run: Run) -> int:
+    """How a run went, for people; the exit code."""
+    out = run.folder
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
@@ -128,12 +149,16 @@ def _train(args: argparse.Namespace) -> int:
     statement = run.trainer.statement()
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
+    if (total := run.trainer.spending.total(statement.delta)) is not None:
+        print(f"on these data  {total.epsilon!r}, {total.runs} runs together")
     for caveat in statement.caveats:
         print(f"caveat         {caveat}")
     print(f"statement      {out / 'statement.txt'}")
     if run.result.history:
         print(f"picture        {out / 'curve.png'}")
     print(f"model          {out / 'model.safetensors'}")
+    if run.result.stopped == "interrupted" and run.trainer.spending.ledger is not None:
+        print(f"to go on       gnomon resume {out}")
     return INTERRUPTED if run.result.stopped == "interrupted" else 0
 
 

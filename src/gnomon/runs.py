@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,18 @@ from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.ledger import Ledger
+from gnomon.ledger.ledger import BLOCK
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
-from gnomon.training import Result, Trainer, train_on_public
+from gnomon.run_folder import RunFolder
+from gnomon.training import Result, Trainer, save_checkpoint, train_on_public
+from gnomon.training.checkpoint import remove_checkpoint
+from gnomon.training.packing import untied
 from gnomon.validate import SettingError, positive, whole
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
-FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
 
 
 @dataclass(frozen=True)
@@ -41,46 +44,20 @@ class Run:
     folder: Path
 
 
-class RunFolder:
-    """A folder that each file enters whole or not at all.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = RunFolder(Path(place) / "run")
-    ...     folder.write("note.txt", b"hello")
-    ...     (folder.path / "note.txt").read_text()
-    'hello'
-    """
-
-    def __init__(self, path: Path, overwrite: bool = False) -> None:
-        self.path = path
-        if path.exists() and not path.is_dir():
-            raise SettingError("out", str(path), "a folder: this is a file")
-        if path.is_dir() and any(path.iterdir()) and not overwrite:
-            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                (path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file by a complete new one."""
-        partial = self.path / f".{name}.partial"
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
-
-    def append(self, name: str, line: str) -> None:
-        with (self.path / name).open("a") as file:
-            file.write(line + "\n")
-
-
-def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> Run:
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+    checkpoint_every: int | None = None,
+) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
+
+    With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
+    leaves a checkpoint every so many steps (by default an epoch, at least 16), from which `gnomon.resume` goes on.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -93,24 +70,47 @@ def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: 
         torch.set_num_threads(whole("threads", config.threads))
     source = load(config.data, config.data_dir)
     split = records(config, source)
-    trainer = build_trainer(config, source, split.public, progress=progress)
+    trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
+    every = max(trainer.plan.steps_per_epoch, BLOCK)
+    if checkpoint_every is not None:
+        every = whole("checkpoint-every", checkpoint_every)
+    notes = {"config": dataclasses.asdict(config), "every": every, "dataset": dataset}
+    return complete(config, trainer, source, split, folder, notes)
+
+
+def complete(
+    config: TrainConfig, trainer: Trainer, source: Source, split: Split, folder: RunFolder, notes: dict[str, Any]
+) -> Run:
+    """Train to the end, from wherever the trainer stands, and write what a run leaves behind."""
+    began, history = trainer.account.steps, folder.history()
+    resumable = trainer.spending.ledger is not None
+
+    def keep(step: int) -> None:
+        if resumable and (step % notes["every"] == 0 or step == began + 1):
+            save_checkpoint(trainer, folder.path, **notes)
+
     result = trainer.fit(
         split.private,
         source.test,
         on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(plain(record))),
+        on_step=keep,
     )
+    if result.stopped == "interrupted" and resumable:
+        save_checkpoint(trainer, folder.path, **notes)
+    result.history[:0] = history
     final = trainer.model if trainer.average is None else trainer.average.module
-    weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
-    folder.write("model.safetensors", safetensors_bytes(_untied(weights), {"format": "pt"}))
+    folder.write("model.safetensors", safetensors_bytes(untied(final.state_dict()), {"format": "pt"}))
     statement = trainer.statement()
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     if result.history:
-        training_curve(result.history, f"{config.method} on {config.data}", out / "curve.png")
-    return Run(result, trainer, out)
+        training_curve(result.history, f"{config.method} on {config.data}", folder.path / "curve.png")
+    if result.stopped != "interrupted":
+        remove_checkpoint(folder.path)
+    return Run(result, trainer, folder.path)
 
 
 def records(config: TrainConfig, source: Source) -> Split:
@@ -242,7 +242,15 @@ def _changed(config: TrainConfig) -> list[str]:
     return [name for name in METHOD_SETTINGS if getattr(config, name) != getattr(TrainConfig(), name)]
 
 
-def build_trainer(config: TrainConfig, source: Source, public: Records, *, progress: bool = True) -> Trainer:
+def build_trainer(
+    config: TrainConfig,
+    source: Source,
+    public: Records,
+    *,
+    progress: bool = True,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+) -> Trainer:
     """The Trainer that a config stands for, on a source.
 
     >>> source = load("digits")
@@ -276,6 +284,9 @@ def build_trainer(config: TrainConfig, source: Source, public: Records, *, progr
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
         notes=_notes(config, public),
+        ledger=ledger,
+        dataset=dataset,
+        label=Path(config.data.removeprefix("npz:")).stem,
         progress=progress,
     )
 
@@ -342,16 +353,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise SettingError("device", name, f"a device of this machine ({str(error).splitlines()[0]})") from None
     return device
-
-
-def _untied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Shared tensors as copies: safetensors stores no sharing."""
-    seen: set[int] = set()
-    out = {}
-    for name, value in weights.items():
-        out[name] = value.clone() if value.data_ptr() in seen else value
-        seen.add(value.data_ptr())
-    return out
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from gnomon.accounting.account import Account
 from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.calibrate import noise_multiplier
+from gnomon.accounting.composed import composed, filtered
 from gnomon.accounting.epsilon import Accountant, epsilon
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
@@ -18,6 +19,8 @@ __all__ = [
     "Sampling",
     "Shuffled",
     "TruncatedPoisson",
+    "composed",
     "epsilon",
+    "filtered",
     "noise_multiplier",
 ]

@@ -7,6 +7,7 @@ time or memory run away.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,8 @@ class Grid:
     widened: bool
 
 
-def epsilon(run: Run, interval: float) -> float:
-    """An upper bound on epsilon, on a grid of the given interval.
+def epsilon(run: Run, interval: float, others: Sequence[Run] = ()) -> float:
+    """An upper bound on epsilon, on a grid of the given interval; `others` read the same records.
 
     >>> from gnomon.accounting.sampling import Poisson
     >>> round(epsilon(Run(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove"), 1e-4), 3)
@@ -42,11 +43,12 @@ def epsilon(run: Run, interval: float) -> float:
     """
     accountant = PLDAccountant(RELATIONS[run.adjacency], value_discretization_interval=interval)
     with np.errstate(over="ignore"):
-        accountant.compose(run.event(run.noise_multiplier))
+        for one in (run, *others):
+            accountant.compose(one.event(one.noise_multiplier))
         return max(0.0, float(accountant.get_epsilon(run.delta)))
 
 
-def grid(run: Run, coarser: float = 1.0) -> Grid | None:
+def grid(run: Run, coarser: float = 1.0, others: Sequence[Run] = ()) -> Grid | None:
     """The grid to use, or None where no grid would do. `coarser` trades accuracy for time in searches.
 
     >>> from gnomon.accounting.sampling import Poisson
@@ -55,14 +57,15 @@ def grid(run: Run, coarser: float = 1.0) -> Grid | None:
     >>> grid(Run(Poisson(0.025), 1e-3, 3200, 1e-5, "add-remove")) is None
     True
     """
-    if run.delta < SMALLEST_DELTA or run.steps > MAX_STEPS:
+    runs = (run, *others)
+    steps = sum(one.steps for one in runs)
+    if run.delta < SMALLEST_DELTA or steps > MAX_STEPS:
         return None
-    q = run.sampler.rate
     # Rounding to the grid adds at most interval / 2 to the spread of the loss of one step.
-    spread = q * math.sqrt(math.expm1(min(run.noise_multiplier**-2, 50.0)))
-    width = _width(run)
+    spread = min(one.sampler.rate * math.sqrt(math.expm1(min(one.noise_multiplier**-2, 50.0))) for one in runs)
+    width = sum(_width(one) for one in runs)
     usual = min(max(USUAL, width / USUAL_POINTS), COARSEST)
-    wanted = min(usual, max(FINEST, spread / 10, 1e-5 / math.sqrt(run.steps)))
+    wanted = min(usual, max(FINEST, spread / 10, 1e-5 / math.sqrt(steps)))
     needed = width / MAX_POINTS
     interval = max(wanted, needed)
     return Grid(coarser * interval, widened=needed > wanted) if interval <= COARSEST else None

@@ -57,6 +57,18 @@ class Loader:
             inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), (inputs, targets))
         return inputs, targets
 
+    def rows(self, positions: Tensor | None = None) -> Records:
+        """The inputs of some records, or all, as plain rows of numbers without targets.
+
+        >>> Loader((torch.eye(4).reshape(4, 2, 2), torch.zeros(4))).rows().inputs.shape
+        torch.Size([4, 4])
+        """
+        inputs, _ = self.take(torch.arange(len(self)) if positions is None else positions)
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        rows = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+        flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
+        return Records(flat, torch.zeros(len(flat)))
+
 
 def _all_tensors(tree: Any) -> bool:
     return all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))

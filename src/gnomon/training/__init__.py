@@ -1,9 +1,22 @@
-"""Training: the private loop, its refusals and its privacy statement."""
+"""Training: the private loop, its refusals, its checkpoints and its privacy statement."""
 
+from gnomon.training.checkpoint import CheckpointError, read_checkpoint, restore_checkpoint, save_checkpoint
 from gnomon.training.evaluate import evaluate
 from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
 from gnomon.training.statement import Statement
 from gnomon.training.trainer import BudgetExhausted, Result, Trainer
 
-__all__ = ["BudgetExhausted", "NotPrivate", "Result", "Statement", "Trainer", "evaluate", "train_on_public"]
+__all__ = [
+    "BudgetExhausted",
+    "CheckpointError",
+    "NotPrivate",
+    "Result",
+    "Statement",
+    "Trainer",
+    "evaluate",
+    "read_checkpoint",
+    "restore_checkpoint",
+    "save_checkpoint",
+    "train_on_public",
+]

@@ -10,11 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from gnomon.data import Loader, Records, check_disjoint
+from gnomon.data import Loader, check_disjoint
 from gnomon.methods import Update
 from gnomon.updates import Loss, Updates
 from gnomon.updates.gradients import batch_size
-from gnomon.updates.trees import tensors
 from gnomon.updates.untouched import untouched
 
 
@@ -93,15 +92,7 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
 
 def refuse_overlap(train: Loader, public: Loader) -> None:
     """Public records must not occur, by content, among the private ones."""
-    check_disjoint(_records(train), _records(public))
-
-
-def _records(loader: Loader) -> Records:
-    """All inputs as plain rows of numbers."""
-    inputs, _ = loader.take(torch.arange(len(loader)))
-    rows = [leaf.reshape(len(leaf), -1) for leaf in tensors(inputs)]
-    flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
-    return Records(flat, torch.zeros(len(flat)))
+    check_disjoint(train.rows(), public.rows())
 
 
 def _compare(before: Updates, after: Updates, how: str) -> None:
@@ -109,7 +100,10 @@ def _compare(before: Updates, after: Updates, how: str) -> None:
     norms = before.norms()
     weights = torch.randn(len(before), dtype=before.losses.dtype, device=before.losses.device)
     usable = torch.isfinite(norms)  # other samples are left out of every step
-    weights, norms = weights.where(usable, 0), norms.where(usable, 0)
+    norms = norms.where(usable, 0)
+    weights = (
+        (weights / norms.clamp(min=1)).to(weights.dtype).where(usable, 0)
+    )  # no sample drowns or overflows the rest
     old, new = before.weighted_sum(weights), after.weighted_sum(weights)
     apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
     scale = float((weights.abs() * norms).sum())

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gnomon.accounting import Epsilon
+from gnomon.ledger.spending import Spending
 
 NOT_COVERED = (
     "Choosing hyper-parameters by results on the private data: each run that was looked at counts.",
@@ -44,6 +45,8 @@ class Statement:
     method: str
     guarantee: bool
     caveats: tuple[str, ...]
+    ledger: dict[str, Any] | None = None
+    """What all runs on these data have cost together, and the last entry of the ledger that says so."""
     not_covered: tuple[str, ...] = NOT_COVERED
 
     @classmethod
@@ -56,6 +59,7 @@ class Statement:
         expected_batch_size: float,
         private_noise: bool,
         notes: Sequence[str] = (),
+        ledger: dict[str, Any] | None = None,
     ) -> Statement:
         """The statement for what has been spent; `notes` are caveats of the run."""
         caveats = list(notes)
@@ -81,6 +85,7 @@ class Statement:
             method=method,
             guarantee=spent.guarantee and private_noise and float(spent) < float("inf"),
             caveats=tuple(caveats),
+            ledger=ledger,
         )
 
     def text(self) -> str:
@@ -109,10 +114,25 @@ class Statement:
             f"  divisor               {self.expected_batch_size:g} (declared, not counted)",
             f"  noisy steps released  {self.steps}",
             f"  method                {self.method}",
+            *self._ledger_lines(),
         ]
         lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
         lines += ["", "Not covered:", *(f"  - {item}" for item in self.not_covered)]
         return "\n".join(lines) + "\n"
+
+    def _ledger_lines(self) -> list[str]:
+        if self.ledger is None:
+            return ["  all runs on the data  not known: this run is in no ledger"]
+        spent = self.ledger["epsilon"]
+        value = "infinite" if spent is None else f"{spent:.3f}"
+        runs = f"{self.ledger['runs']} run{'s' if self.ledger['runs'] != 1 else ''}"
+        budget = self.ledger["budget"]
+        allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
+        return [
+            f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
+            f"({runs}, {self.ledger['steps']} steps reserved, {self.ledger['accountant']}){allowed}",
+            f"  ledger                run {self.ledger['run']}, head {self.ledger['head']}",
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite epsilon is None, since JSON has no infinity."""
@@ -125,3 +145,25 @@ class Statement:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:
+    """What a statement says about the ledger, as plain values; None without one.
+
+    >>> from gnomon.accounting import Account, Poisson
+    >>> ledger_note(Spending(None, Account(Poisson(0.1), 1.0), steps=10), 1e-5) is None
+    True
+    """
+    total = spending.total(delta)
+    if total is None:
+        return None
+    return {
+        "epsilon": float(total.epsilon) if total.epsilon < float("inf") else None,
+        "accountant": total.epsilon.accountant,
+        "adjacency": total.epsilon.adjacency,
+        "runs": total.runs,
+        "steps": total.steps,
+        "budget": None if total.budget is None else asdict(total.budget),
+        "run": spending.run,
+        "head": str(spending.head()),
+    }

@@ -20,6 +20,8 @@ from gnomon.accounting import Epsilon, Sampling
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader, positions
 from gnomon.data.sampling import shuffle
+from gnomon.ledger import Ledger
+from gnomon.ledger.spending import Spending
 from gnomon.release import Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, projected
 from gnomon.training.evaluate import evaluate
@@ -31,7 +33,7 @@ from gnomon.training.refusals import (
     refuse_foreign_parameters,
     refuse_overlap,
 )
-from gnomon.training.statement import Statement
+from gnomon.training.statement import Statement, ledger_note
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, per_sample
 from gnomon.updates.gradients import batch_size
@@ -68,6 +70,9 @@ class Trainer:
     `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
     to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget.
+
+    With a `ledger`, every step is paid for there before its noise is drawn, and counts together with all other runs
+    on the same records. They are recognised by content, or by `dataset`, a name that you declare.
 
     >>> import torch
     >>> from gnomon.release import SeededNoise
@@ -106,6 +111,9 @@ class Trainer:
         noise: NoiseSource | None = None,
         example: tuple[Any, Any] | None = None,
         notes: Sequence[str] = (),
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        label: str = "",
         progress: bool = True,
     ) -> None:
         refuse_batch_norm(model)
@@ -129,6 +137,9 @@ class Trainer:
             adjacency=adjacency,
         )
         self.account = self.plan.account
+        # seeded noise hides nothing, so there is nothing to count
+        used = ledger if self.noise.private else None
+        self.spending = Spending(used, self.account, self.plan.last, dataset=dataset, label=label or self.method.name)
         self.max_physical_batch_size = (
             None
             if max_physical_batch_size is None
@@ -162,6 +173,7 @@ class Trainer:
             expected_batch_size=self.expected_batch_size,
             private_noise=self.noise.private,
             notes=self._notes(),
+            ledger=ledger_note(self.spending, self.plan.delta),
         )
 
     def _notes(self) -> list[str]:
@@ -180,6 +192,7 @@ class Trainer:
         """
         loader = self._loader(train)
         draws = self._draws(len(loader))
+        self.spending.start()
         while self.account.steps + self._drawn < self.plan.last:
             self._drawn += 1
             yield loader.take(next(draws))
@@ -196,10 +209,17 @@ class Trainer:
 
     # -- the whole job ---------------------------------------------------------------------------
 
-    def fit(self, train: Any, validation: Any = None, on_epoch: Callable[[Record], None] | None = None) -> Result:
+    def fit(
+        self,
+        train: Any,
+        validation: Any = None,
+        on_epoch: Callable[[Record], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> Result:
         """Train to the planned number of steps, the budget, or Ctrl-C, whichever comes first.
 
-        `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs.
+        `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
+        each record of metrics, `on_step` the number of the step after everything that belongs to it.
         """
         loader = self._loader(train)
         if not self.model.training:
@@ -208,21 +228,24 @@ class Trainer:
         steps: list[Record] = []
         draws = self._draws(len(loader))
         started = time.monotonic()
+        self.spending.start()
         with StopRequest() as stop, self._bar() as bar:
             while self.account.steps < self.plan.last and not stop.asked:
                 steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
-                if not (ends or stop.asked or self.account.steps == self.plan.last):
-                    continue
-                record = self._epoch_record(steps, validation, started)
-                history.append(record)
-                steps.clear()
-                bar.set_postfix(_shown(record))
-                if on_epoch is not None:
-                    on_epoch(record)
-                if self.scheduler is not None and self.scheduler_every == "epoch":
+                if ends or stop.asked or self.account.steps == self.plan.last:
+                    record = self._epoch_record(steps, validation, started)
+                    history.append(record)
+                    steps.clear()
+                    bar.set_postfix(_shown(record))
+                    if on_epoch is not None:
+                        on_epoch(record)
+                if ends and self.scheduler is not None and self.scheduler_every == "epoch":
                     self.scheduler.step()
+                if on_step is not None:
+                    on_step(self.account.steps)
+        self.spending.stop()
         stopped = "interrupted" if stop.asked else "finished"
         if stopped == "finished" and self.account.steps < self.plan.steps:
             stopped = "budget"
@@ -244,7 +267,7 @@ class Trainer:
             noise_multiplier=self.account.noise_multiplier,
             expected_batch_size=self.expected_batch_size,
             noise=self.noise,
-            charge=self.account.charge,
+            charge=self._charge,
         )
         watch = Watch(self.max_grad_norm, self.method.unit)
         for inputs, targets in physical:
@@ -264,6 +287,11 @@ class Trainer:
         if self.scheduler is not None and self.scheduler_every == "step":
             self.scheduler.step()
         return watch.record()
+
+    def _charge(self) -> None:
+        """One more step is about to be released: on disk first, then in memory."""
+        self.spending.charge()
+        self.account.charge()
 
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
@@ -292,6 +320,7 @@ class Trainer:
             self._check_independence(*loader.take(some))
         if self.method.public is not None:
             refuse_overlap(loader, Loader(self.method.public, "public"))
+        self.spending.admit(loader)
         return loader
 
     def _draws(self, size: int) -> Iterator[Tensor]:

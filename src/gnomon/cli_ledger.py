@@ -1,0 +1,218 @@
+"""The commands about the ledger. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.validate import SettingError
+
+if TYPE_CHECKING:
+    from gnomon.ledger import Ledger
+    from gnomon.ledger.state import State
+    from gnomon.runs import Run
+
+NO_LEDGER = "none"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a run that say where its steps are counted."""
+    group = parser.add_argument_group("ledger")
+    group.add_argument(
+        "--ledger",
+        metavar="FILE",
+        help="where all runs on the same data are added up (default: GNOMON_LEDGER, or a file of the user, see "
+        "gnomon ledger show); 'none' counts this run alone",
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="steps between two checkpoints (default: an epoch, 16 or more)",
+    )
+    group.add_argument(
+        "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
+    )
+
+
+def add_resume(commands: Any, finish: Callable[[Run], int]) -> None:
+    """`gnomon resume`; `finish` tells the user how the run went."""
+    parser = commands.add_parser(
+        "resume",
+        help="go on with a run that was stopped or killed",
+        description="Go on from the last checkpoint of a run, with fresh noise. Steps that were reserved in the ledger "
+        "count as taken, up to 15 more than were. A changed config, other data and an edited ledger are refused.",
+        epilog="example:\n  gnomon resume runs/demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the run folder")
+    parser.add_argument("--ledger", metavar="FILE", help="the run's ledger, if it was moved")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=lambda args: finish(_resume(args)))
+
+
+def _resume(args: argparse.Namespace) -> Run:
+    from gnomon.resume import resume
+
+    return resume(args.folder, ledger=_existing(args) if args.ledger else None, progress=not args.quiet)
+
+
+def chosen(path: str | None) -> Ledger | None:
+    """The ledger that `--ledger` stands for.
+
+    >>> chosen("none") is None
+    True
+    """
+    from gnomon.ledger import Ledger, default_path
+
+    return None if path == NO_LEDGER else Ledger(path or default_path())
+
+
+def add_ledger(commands: Any) -> None:
+    """`gnomon ledger`."""
+    parser = commands.add_parser(
+        "ledger",
+        help="what all runs on a data set have cost together",
+        description="Every private run is entered before its first step, and every step before its noise is drawn.",
+        epilog="examples:\n"
+        "  gnomon ledger show\n"
+        "  gnomon ledger budget digits --epsilon 3 --delta 1e-5\n"
+        "  gnomon ledger verify --head 17:ab12...    # the head that a statement printed\n"
+        "  gnomon ledger export > ledger.jsonl",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    show = _verb(verbs, "show", _show, "data sets, what was spent on each, and its runs")
+    show.add_argument("dataset", nargs="?", help="one data set only, by name or id")
+    show.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    verify = _verb(verbs, "verify", _verify, "check that no entry was changed or lost")
+    verify.add_argument("--head", metavar="N:HASH", help="a head kept elsewhere that must be among the entries")
+    _verb(verbs, "export", _export, "print every entry as a line of JSON")
+    budget = _verb(verbs, "budget", _budget, "set what all runs on a data set may cost together")
+    budget.add_argument("dataset", help="a data set by name or id; an unknown name is entered")
+    budget.add_argument("--epsilon", type=float, required=True, metavar="X", help="the total that is allowed")
+    budget.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
+    budget.add_argument(
+        "--declared",
+        action="store_true",
+        help="the settings of all runs were fixed before the first result was seen: tight accounting may be used",
+    )
+    close = _verb(verbs, "close", _close, "a run that was killed will not go on: free the steps it never reserved")
+    close.add_argument("run", help="the id of the run")
+
+
+def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    parser.add_argument("--ledger", metavar="FILE", help="the ledger (default: GNOMON_LEDGER, or a file of the user)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _existing(args: argparse.Namespace) -> Ledger:
+    from gnomon.ledger import Ledger, default_path
+
+    path = Path(args.ledger) if args.ledger else default_path()
+    if not path.exists():
+        raise SettingError("ledger", str(path), "a ledger that exists; the first private run makes it")
+    return Ledger(path)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from gnomon.ledger.state import RECORD
+
+    ledger = _existing(args)
+    state = ledger.state()
+    if not args.json:
+        print(f"ledger  {ledger.path}, head {state.head}")
+    seen: set[str] = set()
+    for dataset in [ledger.find(args.dataset)] if args.dataset else list(state.datasets):
+        if dataset not in seen:
+            family = state.family(dataset)
+            seen |= family
+            for unit in sorted({run.unit for run in state.runs.values() if run.dataset in family} | {RECORD}):
+                (_print_json if args.json else _print_text)(ledger, dataset, unit, args.delta)
+    return 0
+
+
+def _print_json(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+    total, state = ledger.total(dataset, delta, unit), ledger.state()
+    spent, tight = (float(one) if one < float("inf") else None for one in (total.epsilon, total.declared))
+    found = {
+        "dataset": dataset,
+        "names": _names(state, dataset),
+        "unit": unit,
+        "epsilon": spent,
+        "declared": tight,
+        "delta": delta,
+        "adjacency": total.epsilon.adjacency,
+        "runs": total.runs,
+        "steps": total.steps,
+        "budget": total.budget and dataclasses.asdict(total.budget),
+        "head": str(state.head),
+    }
+    print(json.dumps(found))
+
+
+def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+    total, state = ledger.total(dataset, delta, unit), ledger.state()
+    print(f"\n{_names(state, dataset)}  ({dataset}; unit: {unit})")
+    print(f"  spent   {total.epsilon!r}, {total.runs} runs, {total.steps} steps")
+    if total.declared < total.epsilon:
+        print(f"          {total.declared!r} if all settings were fixed before the first result was seen")
+    if total.budget is not None:
+        kind = "settings declared beforehand" if total.budget.declared else "settings may adapt"
+        print(f"  budget  epsilon = {total.budget.epsilon:g} at delta = {total.budget.delta:g}, {kind}")
+    for run in state.runs_on(dataset, unit):
+        account = run.account()
+        more = f", {run.committed - run.reserved} more declared" if run.committed > run.reserved else ""
+        settings = f"{account.sampler.name}, noise {account.noise_multiplier:.4g}, {account.adjacency}"
+        print(f"  run {run.id}  {run.time}  {settings}, {run.reserved} steps{more}; {run.label}")
+
+
+def _names(state: State, dataset: str) -> str:
+    family = state.family(dataset)
+    return ", ".join(dict.fromkeys(about["name"] for one, about in state.datasets.items() if one in family))
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from gnomon.ledger import Head
+
+    ledger = _existing(args)
+    count = ledger.verify(None if args.head is None else Head.read(args.head))
+    print(f"{count} entries, every one in its place; head {ledger.head()}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    for line in _existing(args).export():
+        print(line)
+    return 0
+
+
+def _budget(args: argparse.Namespace) -> int:
+    from gnomon.ledger import Budget, Ledger, default_path
+
+    budget = Budget(args.epsilon, args.delta, args.declared)
+    ledger = Ledger(args.ledger or default_path())
+    try:
+        dataset = ledger.find(args.dataset)
+    except SettingError:
+        dataset = ledger.dataset(args.dataset)
+        print(f"entered {args.dataset} as a new data set: runs count for it with --data-id {args.dataset}")
+    ledger.set_budget(dataset, budget)
+    print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for all runs on {args.dataset} together")
+    print(f"spent   {ledger.total(dataset, args.delta).epsilon!r}")
+    return 0
+
+
+def _close(args: argparse.Namespace) -> int:
+    ledger = _existing(args)
+    ledger.close(args.run)
+    run = ledger.run(args.run)
+    print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")
+    return 0

@@ -1,0 +1,92 @@
+"""Refuses a run that the budget of its data set cannot pay for, and says which settings would fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gnomon.accounting import Account, Epsilon, composed, filtered, search
+from gnomon.accounting.composed import passes
+from gnomon.validate import SettingError
+
+if TYPE_CHECKING:
+    from gnomon.ledger.state import Budget, LedgerRun, State
+
+MOST_NOISE = 1e5
+
+
+def refuse_excess(state: State, run: LedgerRun) -> None:
+    """An error if this run and all others on its data could together exceed the budget.
+
+    Runs that are open count with all the steps that they declared: each was promised them.
+    """
+    budget = state.budget(run.dataset, run.unit)
+    if budget is None:
+        return
+    others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
+    accounts = [one.account(one.committed) for one in others if one.committed]
+
+    def fits(account: Account) -> bool:
+        return within([*accounts, account], budget)
+
+    if fits(run.account(run.declared)):
+        return
+    spent = cost([*accounts, run.account()], budget)
+    waiting = [one for one in others if one.open and one.declared > one.reserved]
+    name = state.datasets[run.dataset]["name"]
+    raise SettingError(
+        "run",
+        f"{run.declared} steps with noise multiplier {run.account().noise_multiplier:.4g} on {name}",
+        f"one that fits: of the budget epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, "
+        f"{float(spent):.3f} is spent or promised to open runs, {max(0.0, budget.epsilon - spent):.3f} is left. "
+        f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
+    )
+
+
+def within(accounts: list[Account], budget: Budget) -> bool:
+    """Whether the accounts together keep the budget."""
+    if budget.declared:
+        return composed(accounts, budget.delta, budget.adjacency) <= budget.epsilon
+    return passes(accounts, budget.epsilon, budget.delta, budget.adjacency)
+
+
+def cost(accounts: list[Account], budget: Budget) -> Epsilon:
+    """What the accounts cost together, in the terms of the budget."""
+    return (composed if budget.declared else filtered)(accounts, budget.delta, budget.adjacency)
+
+
+def _fewer(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
+    half, stride = run.declared // 2, max(1, run.declared // 8)
+    steps = search.last(lambda n: fits(run.account(n)), half, stride, run.declared)
+    if steps <= run.reserved:
+        return "No further step fits with this noise"
+    return f"{steps} of the {run.declared} steps ({steps / run.declared:.0%} of the epochs) fit with this noise"
+
+
+def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
+    """The noise multiplier at which the whole run fits, rounded up to three digits."""
+
+    def enough(sigma: float) -> bool:
+        settings = run.settings | {"noise_multiplier": sigma, "steps": run.declared}
+        return fits(Account.from_dict(settings))
+
+    low = max(run.account().noise_multiplier, 1e-3)
+    high = low
+    while not enough(high):
+        if high > MOST_NOISE:
+            return "; no noise multiplier makes all of them fit."
+        low, high = high, 2 * high
+    while high > 1.005 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    digits = 10.0 ** (math.floor(math.log10(high)) - 2)
+    return f"; all of them fit with a noise multiplier of {math.ceil(high / digits) * digits:.4g} or more."
+
+
+def _open(waiting: list[LedgerRun]) -> str:
+    if not waiting:
+        return ""
+    names = ", ".join(f"{run.id} ({run.declared - run.reserved} steps)" for run in waiting[:3])
+    more = " ..." if len(waiting) > 3 else ""
+    return f" Open runs hold steps: {names}{more}; `gnomon ledger close RUN` frees those of a run that will not go on."

@@ -1,0 +1,250 @@
+"""The ledger: what was spent on each data set, durable before anything is released.
+
+Entries are events (sampling, noise, adjacency, steps), never epsilons: those are computed when somebody asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon import __version__, validate
+from gnomon.accounting import Account, Epsilon, composed, filtered
+from gnomon.ledger.budget import refuse_excess
+from gnomon.ledger.identity import Identity, by_content, declared
+from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
+from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
+
+BLOCK = 16
+"""How many steps are reserved at a time: one durable write each, and as many lost at most when a run is killed."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all runs on a data set have cost together, as far as steps were reserved.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     ledger = Ledger(Path(place) / "ledger.sqlite")
+    ...     total = ledger.total(ledger.dataset("patients"), 1e-5)
+    ...     ledger.shut()
+    >>> total.runs, float(total.epsilon)
+    (0, 0.0)
+    """
+
+    epsilon: Epsilon
+    """Holds whether or not somebody looked at one run before setting the next."""
+    declared: Epsilon
+    """Holds if all settings were fixed before the first result was seen."""
+    runs: int
+    steps: int
+    budget: Budget | None
+
+
+class Ledger:
+    """A file that outlives runs, processes and kills.
+
+    >>> import tempfile
+    >>> from gnomon.accounting import Poisson
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     ledger = Ledger(Path(place) / "ledger.sqlite")
+    ...     patients = ledger.dataset("patients")
+    ...     run = ledger.open(patients, Account(Poisson(0.025), 10.0), steps=3200)
+    ...     granted = ledger.reserve(run)  # before the first of these steps is computed
+    ...     total = ledger.total(patients, 1e-5)
+    ...     ledger.shut()
+    >>> granted, total.steps, total.runs
+    (16, 16, 1)
+    """
+
+    def __init__(self, path: str | Path, *, block: int = BLOCK) -> None:
+        self.path = Path(path)
+        self.block = validate.whole("block", block)
+        self._store = Store(self.path)
+        self._state: State | None = None
+        self._key = b""
+        with self._rows():
+            pass  # whatever is wrong with the file shows now
+
+    # -- data sets and budgets -------------------------------------------------------------------
+
+    def identify(self, data: Any, name: str | None = None) -> Identity:
+        """Which data set this is: by the given name, or by the content of its records."""
+        return declared(name) if name is not None else by_content(data, self._key)
+
+    def dataset(self, data: Identity | str, label: str = "") -> str:
+        """The id of a data set, entered on its first use. Text is a name that its holder declares."""
+        identity = declared(data) if isinstance(data, str) else data
+        with self._rows() as (rows, state):
+            if identity.mark in state.datasets:
+                return identity.mark
+            joins = state.matches(identity)
+            name = label or identity.mark.removeprefix("name:")
+            content = {"id": identity.mark, "name": name, "sketch": sorted(identity.sketch), "joins": joins}
+            self._add(rows, state, "dataset", content)
+            return identity.mark
+
+    def find(self, text: str) -> str:
+        """The id of the data set that a person means by a name, an id, or the beginning of one."""
+        with self._rows() as (_, state):
+            exact = [one for one in state.datasets if text in (one, one.removeprefix("name:"))]
+            named = [one for one, about in state.datasets.items() if about["name"] == text]
+            begun = [one for one in state.datasets if one.startswith(text)]
+            for found in (exact, named, begun):
+                if found and all(one in state.family(found[0]) for one in found):
+                    return found[0]
+            known = ", ".join(f"{about['name']} ({one})" for one, about in state.datasets.items()) or "none yet"
+            raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
+
+    def set_budget(self, dataset: str, budget: Budget, unit: str = RECORD) -> None:
+        """From now on refuse runs that could bring the total of a data set above a budget."""
+        with self._rows() as (rows, state):
+            self._add(rows, state, "budget", {"dataset": dataset, "unit": unit} | asdict(budget))
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def open(self, dataset: str, account: Account, steps: int, *, label: str = "", unit: str = RECORD) -> str:
+        """Enter a run that will take at most `steps` steps; refused if the budget could not pay for all of them."""
+        with self._rows() as (rows, state):
+            run = _new_run(dataset, account, steps, label, unit)
+            refuse_excess(state, run)
+            content = {key: getattr(run, key) for key in ("id", "dataset", "unit", "settings", "declared", "label")}
+            self._add(rows, state, "run", content)
+            return run.id
+
+    def check(self, identity: Identity, account: Account, steps: int, unit: str = RECORD) -> None:
+        """Refuses what `open` would refuse, and enters nothing."""
+        with self._rows() as (_, state):
+            for dataset in state.matches(identity):
+                refuse_excess(state, _new_run(dataset, account, steps, "", unit))
+
+    def reopen(self, run: str, *, lost: int = 0) -> LedgerRun:
+        """Let a run go on after its process ended; `lost` steps that nobody took count as taken."""
+        with self._rows() as (rows, state):
+            found = self._run(state, run)
+            if not found.open:
+                refuse_excess(state, found)
+                self._add(rows, state, "reopen", {"run": run})
+            if lost:
+                self._add(rows, state, "steps", {"run": run, "steps": min(lost, found.declared - found.reserved)})
+            return found
+
+    def reserve(self, run: str, steps: int | None = None) -> int:
+        """Pay for the coming steps, as many as are granted: durable when this returns, and never given back."""
+        with self._rows() as (rows, state):
+            found = self._run(state, run)
+            granted = min(self.block if steps is None else steps, found.declared - found.reserved)
+            if granted < 1 or not found.open:
+                raise LedgerError(
+                    f"run {run} has declared {found.declared} steps and reserved {found.reserved}"
+                    f"{'' if found.open else ', and is closed'}: no step is left; start another run"
+                )
+            self._add(rows, state, "steps", {"run": run, "steps": granted})
+            return granted
+
+    def close(self, run: str) -> None:
+        """The run takes no more steps; what it declared and never reserved is free for others."""
+        with self._rows() as (rows, state):
+            if self._run(state, run).open:
+                self._add(rows, state, "close", {"run": run})
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def total(self, dataset: str, delta: float, unit: str = RECORD) -> Total:
+        """What all runs on the data set have cost together."""
+        with self._rows() as (_, state):
+            runs = [run for run in state.runs_on(dataset, unit) if run.reserved]
+            budget = state.budget(dataset, unit)
+        accounts = [run.account() for run in runs]
+        steps = sum(run.reserved for run in runs)
+        return Total(filtered(accounts, delta), composed(accounts, delta), len(runs), steps, budget)
+
+    def run(self, run: str) -> LedgerRun:
+        """A run as it stands."""
+        with self._rows() as (_, state):
+            return self._run(state, run)
+
+    def state(self) -> State:
+        """Everything, as it stands."""
+        with self._rows() as (_, state):
+            return state
+
+    def head(self) -> Head:
+        """The last entry; keep it elsewhere to be able to tell later whether entries were lost."""
+        with self._rows() as (_, state):
+            return state.head
+
+    def verify(self, head: Head | None = None) -> int:
+        """Check every link from the first entry on, and that a head kept elsewhere is among them. Counts entries."""
+        with self._store.transaction() as rows:
+            state = State(rows.start)
+            for entry in rows.since(rows.start):
+                state.add(entry)
+            if head is not None:
+                rows.since(head)
+            return state.head.number
+
+    def export(self) -> Iterator[str]:
+        """Every entry as a line of JSON, the head last. The key of the records' marks stays here."""
+        with self._store.transaction() as rows:
+            entries = rows.since(rows.start)
+            about = {"ledger": rows.about["id"], "gnomon": __version__}
+        yield json.dumps(about)
+        for entry in entries:
+            yield json.dumps(asdict(entry))
+        last = entries[-1] if entries else None
+        yield json.dumps({"head": str(Head(last.number, last.hash)) if last else None})
+
+    def shut(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    # -- small things ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _rows(self) -> Iterator[tuple[Rows, State]]:
+        """Alone with the file, with what others added since the last time taken into account."""
+        with self._store.transaction() as rows:
+            state = self._state or State(rows.start)
+            self._state = None  # an error leaves nothing half done behind
+            for entry in rows.since(state.head):
+                state.add(entry)
+            self._key = bytes.fromhex(rows.about["key"])
+            yield rows, state
+        self._state = state
+
+    def _add(self, rows: Rows, state: State, kind: str, content: dict[str, Any]) -> Entry:
+        entry = rows.append(kind, content, state.head)
+        state.add(entry)
+        return entry
+
+    def _run(self, state: State, run: str) -> LedgerRun:
+        if run not in state.runs:
+            raise LedgerError(
+                f"{self.path} does not know the run {run}: it belongs to another ledger, or entries are lost"
+            )
+        return state.runs[run]
+
+
+def default_path() -> Path:
+    """Where the command line keeps its ledger: GNOMON_LEDGER, or a file of the user that outlives run folders.
+
+    >>> default_path().suffix
+    '.sqlite'
+    """
+    if named := os.environ.get("GNOMON_LEDGER"):
+        return Path(named)
+    place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def _new_run(dataset: str, account: Account, steps: int, label: str, unit: str) -> LedgerRun:
+    settings = account.to_dict()
+    del settings["steps"]
+    return LedgerRun(uuid.uuid4().hex[:12], dataset, unit, settings, validate.whole("steps", steps), label, "")

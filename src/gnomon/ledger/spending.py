@@ -1,0 +1,109 @@
+"""One run's hand on the ledger: pays for steps in blocks, before their noise is drawn."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gnomon.accounting import Account, Shuffled
+from gnomon.ledger.identity import Identity
+from gnomon.ledger.ledger import Ledger, Total
+from gnomon.ledger.state import RECORD
+from gnomon.ledger.store import Head, LedgerError
+
+
+class Spending:
+    """Enters a run on its first step and pays block by block. Without a ledger, or with seeded noise, it does nothing.
+
+    Order of calls: `admit` the data, `start`, then `charge` before each release, `stop` at the end.
+
+    >>> from gnomon.accounting import Poisson
+    >>> spending = Spending(None, Account(Poisson(0.1), 1.0), steps=10)
+    >>> spending.charge()
+    >>> spending.total(1e-5) is None
+    True
+    """
+
+    def __init__(
+        self, ledger: Ledger | None, account: Account, steps: int, *, dataset: str | None = None, label: str = ""
+    ) -> None:
+        self.ledger, self.run = ledger, ""
+        self._account, self._steps, self._name, self._label = account, steps, dataset, label
+        self._identity: Identity | None = None
+        self._dataset, self._left, self._process, self._open = "", 0, -1, False
+
+    def admit(self, data: Any) -> None:
+        """Find out which data set this is, and refuse a run that its budget cannot pay for."""
+        if self.ledger is None:
+            return
+        if self._identity is None:
+            self._identity = self.ledger.identify(data, self._name)
+        if not self.run:
+            self.ledger.check(self._identity, self._account, self._steps)
+
+    def start(self) -> None:
+        """Enter the run, or open it again."""
+        if self.ledger is None or self._open:
+            return
+        if self.run:
+            self.ledger.reopen(self.run)
+        else:
+            if self._identity is None:
+                raise LedgerError("a ledger needs to know the data: use fit(train) or batches(train)")
+            self._dataset = self.ledger.dataset(self._identity, self._name or self._label)
+            self.run = self.ledger.open(self._dataset, self._account, self._steps, label=self._label)
+        self._open = True
+
+    def charge(self) -> None:
+        """Pay for one step; when this returns the payment is on disk."""
+        if self.ledger is None:
+            return
+        if not self._open:
+            raise LedgerError("the run has not been entered: draw batches with fit(train) or batches(train)")
+        if self._left == 0 or self._process != os.getpid():  # a forked copy must not spend the same block again
+            self._left, self._process = self.ledger.reserve(self.run), os.getpid()
+        self._left -= 1
+
+    def stop(self) -> None:
+        """No more steps for now: frees what was declared and never reserved."""
+        if self.ledger is not None and self._open:
+            self.ledger.close(self.run)
+            self._open = False
+
+    def resume(self, run: str, data: Any) -> int:
+        """Take up a run of an earlier process; how many steps count as taken.
+
+        Steps that were reserved and perhaps never taken stay paid. A shuffled epoch cannot be continued, since its
+        order is gone, so the rest of it counts as taken too.
+        """
+        if self.ledger is None:
+            raise LedgerError(
+                "only a run with a ledger can go on: nobody knows how many steps another one has released"
+            )
+        found = self.ledger.run(run)
+        mine = self._account.to_dict()
+        if any(mine[key] != value for key, value in found.settings.items()) or found.declared != self._steps:
+            raise LedgerError(f"run {run} was entered with other settings: {found.settings}, {found.declared} steps")
+        self.run = run
+        self.admit(data)
+        assert self._identity is not None
+        state = self.ledger.state()
+        if not state.family(found.dataset) & set(state.matches(self._identity)):
+            raise LedgerError(f"run {run} was on other data: give it the records that it started with")
+        lost = 0
+        if isinstance(self._account.sampler, Shuffled):
+            lost = -found.reserved % self._account.sampler.steps_per_epoch
+        self._dataset, self._left = found.dataset, 0
+        self.ledger.reopen(run, lost=lost)
+        self._open = True
+        return self.ledger.run(run).reserved
+
+    def total(self, delta: float) -> Total | None:
+        """What all runs on these data have cost together; None without a ledger."""
+        if self.ledger is None or not self._dataset:
+            return None
+        return self.ledger.total(self._dataset, delta, RECORD)
+
+    def head(self) -> Head | None:
+        """The ledger's last entry."""
+        return None if self.ledger is None else self.ledger.head()

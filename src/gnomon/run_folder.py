@@ -1,0 +1,99 @@
+"""The folder of a run: each file enters it whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gnomon.validate import SettingError
+
+FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file by a complete new one. A failure or a kill leaves the one that was there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     write_whole(Path(place) / "note.txt", b"hello")
+    ...     (Path(place) / "note.txt").read_text()
+    'hello'
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        said = f"{error.strerror} (nothing was written; what was there before is intact)"
+        raise OSError(error.errno, said, str(path)) from None
+
+
+class RunFolder:
+    """A new folder for a run, or, with `again`, that of a run which goes on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = RunFolder(Path(place) / "run")
+    ...     folder.write("note.txt", b"hello")
+    ...     (folder.path / "note.txt").read_text()
+    'hello'
+    """
+
+    def __init__(self, path: Path, overwrite: bool = False, *, again: bool = False) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise SettingError("out", str(path), "a folder: this is a file")
+        if again:
+            return
+        if path.is_dir() and any(path.iterdir()) and not overwrite:
+            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file by a complete new one."""
+        write_whole(self.path / name, content)
+
+    def append(self, name: str, line: str) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(line + "\n")
+
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics so far. A line that a kill cut off is taken out of the file."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found: list[dict[str, Any]] = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                self.write("metrics.jsonl", "".join(json.dumps(one) + "\n" for one in found).encode())
+                break
+        return found
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename durable, where folders can be synced."""
+    try:
+        number = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(number)
+    except OSError:
+        pass
+    finally:
+        os.close(number)

@@ -1,0 +1,218 @@
+"""Checkpoints: everything a run needs to go on, except randomness.
+
+A checkpoint is `checkpoint.json` and the tensor file that it names. The JSON file is replaced last and in one piece, so
+there is always one whole checkpoint. The noise source is never stored: the same noise on another batch would give
+people away. Steps are counted by the ledger, not by the checkpoint: what was reserved after it was written is spent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as bytes_of
+from torch import Tensor
+
+from gnomon.ledger import Head, LedgerError
+from gnomon.run_folder import write_whole
+from gnomon.training.packing import pack, unpack, untied
+from gnomon.training.trainer import Trainer
+
+NAME = "checkpoint.json"
+FORMAT = 1
+RESUMED = "Resumed at step"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or does not belong to this run.
+
+    >>> raise CheckpointError("run/checkpoint.json is missing")
+    Traceback (most recent call last):
+    gnomon.training.checkpoint.CheckpointError: run/checkpoint.json is missing
+    """
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read: plain facts, and tensors."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def step(self) -> int:
+        return int(self.facts["step"])
+
+    @property
+    def head(self) -> Head:
+        return Head.read(self.facts["head"])
+
+
+def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
+    """Write a checkpoint; the one before stays whole until this one is. `notes` are plain values to keep with it.
+
+    >>> import tempfile, torch
+    >>> from gnomon.ledger import Ledger
+    >>> model = torch.nn.Linear(2, 2)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     trainer = Trainer(
+    ...         model, torch.nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.5),
+    ...         sample_rate=1.0, expected_batch_size=10, noise_multiplier=9.0, target_delta=1e-5, steps=2,
+    ...         ledger=Ledger(Path(place) / "ledger.sqlite"), progress=False)
+    ...     result = trainer.fit((torch.randn(10, 2), torch.zeros(10).long()))
+    ...     save_checkpoint(trainer, Path(place))
+    ...     read_checkpoint(Path(place)).step
+    2
+    """
+    if trainer.spending.ledger is None or not trainer.spending.run:
+        raise CheckpointError(
+            "only a run with a ledger can go on later: nobody would know how many steps this one had released. Give "
+            "the Trainer a ledger; a run with seeded noise is repeated instead"
+        )
+    tensors: dict[str, Tensor] = {}
+    state = pack(_state(trainer), "state", tensors)
+    content = bytes_of(untied(tensors))
+    facts = {
+        "format": FORMAT,
+        "step": trainer.account.steps,
+        "run": trainer.spending.run,
+        "ledger": str(trainer.spending.ledger.path.absolute()),
+        "head": str(trainer.spending.head()),
+        "sampler_position": "not kept: drawn anew; the rest of a shuffled epoch counts as taken",
+        "settings": _settings(trainer),
+        "tensors": f"checkpoint-{trainer.account.steps}-{os.urandom(4).hex()}.safetensors",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "state": state,
+        "resumed": [note for note in trainer.notes if note.startswith(RESUMED)],
+        "notes": notes,
+    }
+    write_whole(folder / facts["tensors"], content)
+    write_whole(folder / NAME, json.dumps(facts, indent=1).encode())
+    remove_checkpoint(folder, but=facts["tensors"])
+
+
+def remove_checkpoint(folder: Path, but: str = "") -> None:
+    """Remove checkpoints; with `but`, all tensor files except that one."""
+    if not but:
+        (folder / NAME).unlink(missing_ok=True)
+    for old in folder.glob("checkpoint-*.safetensors"):
+        if old.name != but:
+            old.unlink(missing_ok=True)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint of a folder, checked against its hash.
+
+    >>> read_checkpoint(Path("nowhere"))
+    Traceback (most recent call last):
+    gnomon.training.checkpoint.CheckpointError: nowhere/checkpoint.json is missing: nowhere holds no run that can go on
+    """
+    path = folder / NAME
+    try:
+        facts = json.loads(path.read_text())
+        tensors = (folder / facts["tensors"]).read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing: {folder} holds no run that can go on") from None
+    except (OSError, json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error!r}): restore it from a copy") from None
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {facts.get('format')}, this version reads {FORMAT}")
+    if hashlib.sha256(tensors).hexdigest() != facts["sha256"]:
+        raise CheckpointError(f"{folder / facts['tensors']} is cut off or was changed: restore it from a copy")
+    try:
+        return Checkpoint(path, facts, tensors_from(tensors))
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / facts['tensors']} cannot be read ({error})") from None
+
+
+def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> int:
+    """Put a run's state into a Trainer of the same settings and take it up in its ledger; steps that count as taken.
+
+    Refused: other settings, other data, a ledger that was edited or does not reach as far as the checkpoint.
+
+    >>> import tempfile, torch
+    >>> from gnomon.ledger import Ledger
+    >>> def trainer(place):
+    ...     model = torch.nn.Linear(2, 2)
+    ...     return Trainer(
+    ...         model, torch.nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.5),
+    ...         sample_rate=1.0, expected_batch_size=10, noise_multiplier=9.0, target_delta=1e-5, steps=40,
+    ...         ledger=Ledger(Path(place) / "ledger.sqlite"), progress=False)
+    >>> data = torch.randn(10, 2), torch.zeros(10).long()
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     first, second = trainer(place), trainer(place)
+    ...     first.step(*next(first.batches(data)))["unprotected/batch"]
+    ...     save_checkpoint(first, Path(place))
+    ...     restore_checkpoint(second, read_checkpoint(Path(place)), data)  # a block of 16 was reserved
+    10
+    16
+    """
+    facts = checkpoint.facts
+    _refuse_other_settings(facts["settings"], _settings(trainer), checkpoint.path)
+    ledger = trainer.spending.ledger
+    if ledger is None:
+        raise CheckpointError("a run goes on only with its ledger and with noise that is not seeded")
+    try:
+        ledger.verify(checkpoint.head)
+    except LedgerError as error:
+        raise CheckpointError(f"{checkpoint.path} does not fit its ledger, or is ahead of it: {error}") from None
+    if ledger.run(facts["run"]).reserved < checkpoint.step:
+        raise CheckpointError(f"{checkpoint.path} is at step {checkpoint.step}, ahead of what its ledger has reserved")
+    trainer.spending.run = facts["run"]  # the budget has been asked for it already
+    trainer.check(train)
+    state = unpack(facts["state"], checkpoint.tensors)
+    trainer.model.load_state_dict(state["model"])
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    if trainer.scheduler is not None:
+        trainer.scheduler.load_state_dict(state["scheduler"])
+    if trainer.average is not None:
+        trainer.average.load_state_dict(state["average"])
+    steps = trainer.spending.resume(facts["run"], train)
+    if steps > trainer.account.steps:
+        trainer.account.charge(steps - trainer.account.steps)
+    lost = f"{RESUMED} {checkpoint.step}: {steps - checkpoint.step} more steps had been reserved and count as released."
+    trainer.notes = (*trainer.notes, *facts["resumed"], lost)
+    return steps
+
+
+def _state(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
+        "average": None if trainer.average is None else trainer.average.state_dict(),
+    }
+
+
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """What must be the same when a run goes on."""
+    account = trainer.account.to_dict()
+    del account["steps"]
+    return account | {
+        "steps": trainer.plan.last,
+        "delta": trainer.plan.delta,
+        "max_grad_norm": trainer.max_grad_norm,
+        "expected_batch_size": trainer.expected_batch_size,
+        "method": trainer.method.describe(),
+        "optimizer": type(trainer.optimizer).__name__,
+        "scheduler": None if trainer.scheduler is None else type(trainer.scheduler).__name__,
+        "scheduler_every": trainer.scheduler_every,
+        "ema": trainer.average is not None,
+        "parameters": {name: list(p.shape) for name, p in trainer.model.named_parameters()},
+    }
+
+
+def _refuse_other_settings(then: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    for name, value in now.items():
+        if then.get(name) != value:
+            raise CheckpointError(
+                f"{name} = {value!r} is not what the run of {path} started with, {then.get(name)!r}: go on with the "
+                "same settings, or start another run"
+            )

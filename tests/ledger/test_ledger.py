@@ -1,0 +1,454 @@
+"""The ledger: durable, append-only, added up by data set."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import gnomon
+from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
+from gnomon.cli import main
+from gnomon.ledger import Budget, Head, Ledger, LedgerError
+from gnomon.release import SecureNoise, SeededNoise
+from gnomon.validate import SettingError
+
+DELTA = 1e-5
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = Ledger(tmp_path / "ledger.sqlite")
+    yield made
+    made.shut()
+
+
+def data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long()
+
+
+def trainer(ledger: Ledger | None, **settings) -> gnomon.Trainer:
+    model = nn.Linear(4, 2)
+    defaults = {
+        "loss": nn.CrossEntropyLoss(reduction="none"),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "sample_rate": 1.0,  # no sampling: epsilons in no time
+        "expected_batch_size": 60,
+        "noise_multiplier": 40.0,
+        "target_delta": DELTA,
+        "steps": 20,
+        "progress": False,
+        "ledger": ledger,
+    }
+    return gnomon.Trainer(model, **(defaults | settings))
+
+
+def edit(ledger: Ledger, sql: str) -> None:
+    """Change the file behind the ledger's back, triggers and all."""
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("DROP TRIGGER IF EXISTS no_update")
+        connection.execute("DROP TRIGGER IF EXISTS no_delete")
+        connection.execute(sql)
+
+
+def test_tuning_runs_on_the_same_records_add_up(ledger):
+    for _ in range(3):
+        t = trainer(ledger)
+        t.fit(data())
+    total = t.spending.total(DELTA)
+    assert (total.runs, total.steps) == (3, 60)
+    assert total.epsilon == epsilon(noise_multiplier=40.0, sample_rate=1.0, steps=60, delta=DELTA)
+    assert total.epsilon > t.epsilon()
+    stated = json.loads(t.statement().json())["ledger"]
+    assert stated["epsilon"] == total.epsilon
+    assert f"{float(total.epsilon):.3f}" in t.statement().text()
+
+
+def test_records_are_known_again_reordered_relabelled_cut_or_in_another_precision(ledger):
+    x, y = data()
+    trainer(ledger).fit((x, y))
+    changed = [
+        (x.flip(0), y.flip(0)),
+        (x, 1 - y),
+        (x[1:], y[1:]),
+        (x[:7], y[:7]),
+        (torch.cat([x, torch.ones(1, 4)]), torch.cat([y, y[:1]])),
+    ]
+    for number, one in enumerate(changed, start=2):
+        t = trainer(ledger)
+        t.fit(one)
+        assert t.spending.total(DELTA).runs == number
+    other = trainer(ledger)
+    other.fit(data(seed=1))
+    assert other.spending.total(DELTA).runs == 1
+
+
+def test_a_set_that_shares_records_with_two_others_joins_them(ledger):
+    (a, y), (b, z) = data(seed=1), data(seed=2)
+    trainer(ledger).fit((a, y))
+    trainer(ledger).fit((b, z))
+    t = trainer(ledger)
+    t.fit((torch.cat([a, b]), torch.cat([y, z])))
+    assert t.spending.total(DELTA).runs == 3
+    first = trainer(ledger)
+    first.fit((a, y))
+    assert first.spending.total(DELTA).runs == 4
+
+
+def test_a_declared_name_counts_instead_of_the_content(ledger):
+    trainer(ledger, dataset="patients").fit(data())
+    t = trainer(ledger, dataset="patients")
+    t.fit(data(seed=5))
+    assert t.spending.total(DELTA).runs == 2
+
+
+class Jittered(Dataset):
+    """Augmented: another value each time."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return torch.rand(4), 0
+
+
+def test_data_that_change_when_read_need_a_name(ledger):
+    with pytest.raises(SettingError, match="dataset"):
+        trainer(ledger).fit(Jittered())
+    trainer(ledger, dataset="jittered", steps=1).fit(Jittered())
+    assert ledger.total("name:jittered", DELTA).runs == 1
+
+
+def test_seeded_noise_spends_nothing(ledger):
+    t = trainer(ledger, noise=SeededNoise(0))
+    t.fit(data())
+    assert t.spending.total(DELTA) is None
+    assert ledger.head().number == 0
+
+
+class Watched(SecureNoise):
+    """Asks a ledger of its own, as another process would, what is reserved whenever noise is drawn."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.drawn, self.reserved = path, 0, []
+
+    def normal(self, count):
+        other = Ledger(self.path)
+        self.reserved.append(sum(run.reserved for run in other.state().runs.values()))
+        other.shut()
+        self.drawn += 1
+        return super().normal(count)
+
+
+def test_steps_are_reserved_in_blocks_before_the_noise_of_the_first_is_drawn(ledger):
+    noise = Watched(ledger.path)
+    model = nn.Linear(4, 2, bias=False)  # one draw a step
+    gnomon.Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.1),
+        sample_rate=1.0, expected_batch_size=60, noise_multiplier=40.0, target_delta=DELTA, steps=40,
+        ledger=ledger, noise=noise, progress=False,
+    ).fit(data())  # fmt: skip
+    assert noise.reserved == [16] * 16 + [32] * 16 + [40] * 8
+
+
+def test_no_noise_is_drawn_when_the_ledger_cannot_be_written(ledger, monkeypatch):
+    noise = Watched(ledger.path)
+    t = trainer(ledger, noise=noise)
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("gnomon.ledger.store.Rows.append", full)
+    before = t.model.weight.clone()
+    with pytest.raises(LedgerError, match="nothing was released"):
+        t.fit(data())
+    assert noise.drawn == 0
+    assert torch.equal(before, t.model.weight)
+
+
+def test_a_limit_of_the_system_stops_the_ledger_and_leaves_it_whole(ledger):
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 50.0), 10**6)
+    ledger.reserve(run)
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        with pytest.raises(LedgerError, match="nothing was released"):
+            all(ledger.reserve(run) for _ in range(1000))
+
+    assert os.waitpid(in_child(limited), 0)[1] == 0
+    ledger.verify()
+    assert ledger.run(run).reserved >= 16
+    ledger.reserve(run)
+
+
+def test_unused_steps_of_a_block_are_not_given_back(ledger):
+    t = trainer(ledger, steps=100)
+    for _, (inputs, targets) in zip(range(3), t.batches(data()), strict=False):
+        t.step(inputs, targets)
+    assert t.account.steps == 3
+    assert t.spending.total(DELTA).steps == 16
+
+
+def test_a_step_without_known_data_is_refused_and_releases_nothing(ledger):
+    t = trainer(ledger)
+    before = t.model.weight.clone()
+    with pytest.raises(LedgerError, match="fit"):
+        t._step([data()])
+    assert torch.equal(before, t.model.weight)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE entries SET content = replace(content, '\"steps\":16', '\"steps\":1') WHERE kind = 'steps'",
+        "DELETE FROM entries WHERE kind = 'steps' AND number = 3",
+        "UPDATE entries SET time = '2020-01-01T00:00:00+00:00' WHERE number = 2",
+        "UPDATE entries SET hash = '0' WHERE number = 3",
+        "INSERT INTO entries VALUES (99, '', 'steps', '{}', '0')",
+    ],
+    ids=["fewer steps", "lost entry", "other time", "other hash", "foreign entry"],
+)
+def test_an_edited_ledger_is_refused(ledger, sql):
+    trainer(ledger).fit(data())
+    edit(ledger, sql)
+    with pytest.raises(LedgerError, match="entry"):
+        Ledger(ledger.path)
+    with pytest.raises(LedgerError, match="entry"):
+        ledger.verify()
+
+
+def test_entries_cut_off_at_the_end_show_beside_a_head_kept_elsewhere(ledger):
+    trainer(ledger).fit(data())
+    head = ledger.head()
+    edit(ledger, f"DELETE FROM entries WHERE number = {head.number}")
+    shorter = Ledger(ledger.path)
+    shorter.verify()
+    with pytest.raises(LedgerError, match="missing"):
+        shorter.verify(head)
+    with pytest.raises(LedgerError, match="missing"):  # who had it open notices by itself
+        ledger.head()
+
+
+def test_entries_cannot_be_changed_by_accident(ledger):
+    ledger.dataset("patients")
+    with sqlite3.connect(ledger.path) as connection:
+        for sql in ("UPDATE entries SET kind = 'x'", "DELETE FROM entries"):
+            with pytest.raises(sqlite3.Error, match="append only"):
+                connection.execute(sql)
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 50, b""])
+def test_a_file_that_is_no_ledger_is_named(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(LedgerError, match=r"notes\.txt"):
+            Ledger(path)
+        assert path.read_bytes() == content
+    else:
+        Ledger(path).shut()  # an empty file is an empty ledger
+
+
+def test_another_database_is_refused_and_not_written_to(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE people (name TEXT)")
+    with pytest.raises(LedgerError, match="not a ledger"):
+        Ledger(path)
+    with sqlite3.connect(path) as connection:
+        assert [row[0] for row in connection.execute("SELECT name FROM sqlite_master")] == ["people"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="name another file"):
+        Ledger(tmp_path / "file" / "ledger.sqlite")
+
+
+def in_child(work) -> int:
+    """Run a function in another process; its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def test_two_processes_on_one_ledger_lose_nothing(tmp_path):
+    path = tmp_path / "ledger.sqlite"  # they race to create it, too
+
+    def write():
+        ledger = Ledger(path)
+        run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 50.0), 320)
+        for _ in range(20):
+            ledger.reserve(run)
+
+    running = [in_child(write) for _ in range(4)]
+    assert [os.waitpid(child, 0)[1] for child in running] == [0] * 4
+    total = Ledger(path).total("name:patients", DELTA)
+    assert (total.runs, total.steps) == (4, 1280)
+    assert Ledger(path).verify() == 1 + 4 + 80
+
+
+def test_a_forked_child_writes_through_a_connection_of_its_own(ledger):
+    dataset = ledger.dataset("patients")
+    run = ledger.open(dataset, Account(Poisson(0.1), 5.0), 1000)
+    child = in_child(lambda: [ledger.reserve(run) for _ in range(5)])
+    for _ in range(5):
+        ledger.reserve(run)
+    assert os.waitpid(child, 0)[1] == 0
+    assert ledger.run(run).reserved == 160
+    ledger.verify()
+
+
+def test_a_forked_copy_of_a_run_reserves_for_itself(ledger):
+    t = trainer(ledger, steps=100)
+    batches = t.batches(data())
+    t.step(*next(batches))
+    child = in_child(lambda: t.step(*next(batches)))
+    assert os.waitpid(child, 0)[1] == 0
+    t.step(*next(batches))
+    assert t.spending.total(DELTA).steps == 32  # one block each
+
+
+def test_the_file_is_for_its_owner_alone(ledger):
+    assert ledger.path.stat().st_mode & 0o077 == 0
+
+
+# -- budgets -----------------------------------------------------------------------------------------
+
+
+def test_a_run_that_would_exceed_the_budget_is_refused_before_it_starts(ledger):
+    trainer(ledger).fit(data())
+    ledger.set_budget(next(iter(ledger.state().datasets)), Budget(4.0, DELTA))
+    entries = ledger.head()
+    t = trainer(ledger, steps=2000, noise_multiplier=30.0)
+    with pytest.raises(SettingError) as error:
+        t.check(data())
+    said = str(error.value)
+    assert "budget epsilon = 4 at" in said
+    assert "is left" in said
+    assert ledger.head() == entries
+    fitting = int(said.split(" of the 2000 steps", maxsplit=1)[0].rsplit(maxsplit=1)[-1])
+    sigma = float(said.split("noise multiplier of ")[1].split(maxsplit=1)[0])
+    with pytest.raises(SettingError):
+        trainer(ledger, steps=fitting + 1, noise_multiplier=30.0).check(data())
+    trainer(ledger, steps=2000, noise_multiplier=sigma).check(data())
+    trainer(ledger, steps=fitting, noise_multiplier=30.0).check(data())
+
+
+def test_open_runs_hold_the_steps_that_they_were_promised(ledger):
+    dataset = ledger.dataset("patients")
+    ledger.set_budget(dataset, Budget(1.0, DELTA))
+    account = Account(FullBatch(), 40.0)
+    most = account.affordable(1.0, DELTA)
+    first = ledger.open(dataset, account, most // 2 + 1)
+    with pytest.raises(SettingError, match="gnomon ledger close"):
+        ledger.open(dataset, account, most // 2 + 1)
+    ledger.reserve(first)
+    ledger.close(first)
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.reserve(first)
+    second = ledger.open(dataset, account, most - 16)
+    with pytest.raises(SettingError, match="No further step"):
+        ledger.reopen(first)
+    ledger.close(second)
+    ledger.reopen(first)
+
+
+def test_no_more_steps_are_granted_than_were_declared(ledger):
+    run = ledger.open(ledger.dataset("patients"), Account(Poisson(0.1), 4.0), 20)
+    assert [ledger.reserve(run), ledger.reserve(run)] == [16, 4]
+    with pytest.raises(LedgerError, match="no step is left"):
+        ledger.reserve(run)
+
+
+def test_settings_declared_beforehand_pay_the_tight_price(ledger):
+    dataset = ledger.dataset("patients")
+    for sigma in (3.0, 4.0):
+        ledger.reserve(ledger.open(dataset, Account(Poisson(0.1), sigma), 200), 200)
+    total = ledger.total(dataset, DELTA)
+    assert total.declared < total.epsilon
+    between = (float(total.declared) + float(total.epsilon)) / 2
+    account = Account(Poisson(0.1), 50.0)
+    ledger.set_budget(dataset, Budget(between, DELTA))
+    with pytest.raises(SettingError):
+        ledger.open(dataset, account, 1)
+    ledger.set_budget(dataset, Budget(between, DELTA, declared=True))
+    ledger.open(dataset, account, 1)
+
+
+@pytest.mark.parametrize(("epsilon_", "delta"), [(0.0, DELTA), (float("nan"), DELTA), (1.0, 0.0), (1.0, 1.0)])
+def test_budgets_that_mean_nothing_are_refused(ledger, epsilon_, delta):
+    with pytest.raises(SettingError):
+        Budget(epsilon_, delta)
+
+
+def test_an_abandoned_shuffled_epoch_counts_whole_when_the_run_goes_on(ledger):
+    account = Account(Shuffled(40), 40.0)
+    t = trainer(ledger, sampler=Shuffled(40), sample_rate=None, steps=200)
+    batches = t.batches(data())
+    t.step(*next(batches))
+    again = trainer(ledger, sampler=Shuffled(40), sample_rate=None, steps=200)
+    assert again.spending.resume(t.spending.run, data()) == 40
+    account.charge(40)
+    assert again.spending.total(DELTA).epsilon == account.epsilon(DELTA)
+
+
+# -- the command line --------------------------------------------------------------------------------
+
+
+def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, capsys, own_ledger):
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    assert main([*short, "--out", str(tmp_path / "a")]) == 0
+    assert main([*short, "--out", str(tmp_path / "b"), "--private", "700"]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs together" in said
+    assert main(["ledger", "show"]) == 0
+    assert "2 runs, 9 steps" in capsys.readouterr().out
+    assert main(["ledger", "show", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 9
+    head = json.loads((tmp_path / "a" / "statement.json").read_text())["ledger"]["head"]
+    assert main(["ledger", "verify", "--head", head]) == 0
+    assert main(["ledger", "verify", "--head", "3:abc"]) == 2
+    assert main(["ledger", "verify", "--head", "abc"]) == 2
+    capsys.readouterr()
+    assert main(["ledger", "export"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one.get("kind") for one in lines[1:-1]].count("steps") == 2
+    assert Head.read(lines[-1]["head"]) == Ledger(own_ledger).head()
+    with sqlite3.connect(own_ledger) as connection:
+        key = connection.execute("SELECT value FROM about WHERE name = 'key'").fetchone()[0]
+    assert key not in json.dumps(lines)
+    assert main(["ledger", "budget", "digits", "--epsilon", "0.2"]) == 0
+    assert main([*short, "--epochs", "30", "--out", str(tmp_path / "c")]) == 2
+    assert "noise multiplier of" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    main([*short, "--insecure-noise-seed", "1", "--out", str(tmp_path / "a")])
+    main([*short, "--ledger", "none", "--out", str(tmp_path / "b")])
+    assert not own_ledger.exists()
+    assert "in no ledger" in (tmp_path / "b" / "statement.txt").read_text()
+
+
+def test_a_missing_ledger_is_named(tmp_path, capsys):
+    assert main(["ledger", "show", "--ledger", str(tmp_path / "nothing.sqlite")]) == 2
+    assert "nothing.sqlite" in capsys.readouterr().err
+    assert not (tmp_path / "nothing.sqlite").exists()
