@@ -10,7 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon import accounting, clipping, data, methods, models, release, subspaces, updates
+    from gnomon import (
+        accounting,
+        clipping,
+        constraints,
+        data,
+        forms,
+        losses,
+        methods,
+        models,
+        release,
+        subspaces,
+        updates,
+    )
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -24,8 +36,11 @@ __all__ = [
     "Trainer",
     "accounting",
     "clipping",
+    "constraints",
     "data",
     "evaluate",
+    "forms",
+    "losses",
     "methods",
     "models",
     "release",
@@ -33,7 +48,19 @@ __all__ = [
     "updates",
 ]
 
-_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "subspaces", "updates"}
+_PACKAGES = {
+    "accounting",
+    "clipping",
+    "constraints",
+    "data",
+    "forms",
+    "losses",
+    "methods",
+    "models",
+    "release",
+    "subspaces",
+    "updates",
+}
 
 
 def __getattr__(name: str) -> Any:

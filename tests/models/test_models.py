@@ -15,6 +15,7 @@ SHAPES = {
     "mlp": [(1, 28, 28), (5,)],
     "resnet20": [(3, 32, 32), (1, 28, 28)],
     "logistic": [(104,), (1, 8, 8)],
+    "linear": [(104,), (1, 8, 8)],
 }
 CASES = [(name, shape) for name in NAMES for shape in SHAPES[name]]
 

@@ -4,8 +4,10 @@ from gnomon.accounting.account import Account
 from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.calibrate import noise_multiplier
 from gnomon.accounting.epsilon import Accountant, epsilon
+from gnomon.accounting.published import published_noise
 from gnomon.accounting.result import Epsilon
-from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
 from gnomon.accounting.truncated import TruncatedPoisson
 
 __all__ = [
@@ -13,11 +15,17 @@ __all__ = [
     "Accountant",
     "Adjacency",
     "Epsilon",
+    "Expansion",
+    "FixedSize",
     "FullBatch",
+    "LinearSketch",
+    "NormalisedSketch",
     "Poisson",
     "Sampling",
     "Shuffled",
     "TruncatedPoisson",
     "epsilon",
+    "kappa",
     "noise_multiplier",
+    "published_noise",
 ]

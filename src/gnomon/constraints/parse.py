@@ -22,7 +22,7 @@ MAKERS: dict[str, tuple[tuple[int, ...], Callable[..., Constraint]]] = {
 ALLOWED = "l1:RADIUS, l2:RADIUS, simplex[:SUM], box:LOW,HIGH, group:RADIUS,GROUP or nuclear:RADIUS,ROWS"
 
 
-def parse(text: str | Constraint) -> Constraint:
+def parse(text: str | Constraint | None) -> Constraint:
     """The constraint that a text names; a constraint is returned as it is.
 
     >>> parse("l1:5")
@@ -30,6 +30,8 @@ def parse(text: str | Constraint) -> Constraint:
     >>> parse("box:-1,1")
     Box(low=-1.0, high=1.0)
     """
+    if text is None:
+        raise SettingError("constraint", text, ALLOWED)
     if not isinstance(text, str):
         return text
     kind, _, rest = text.partition(":")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,14 @@ class Basis(Protocol):
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a vector of coordinates means for the parameters."""
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """A basis that can turn a sum of clipped updates into what is noised. Its subspace says how far it stretches."""
+
+    def see(self, total: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The coordinates of the sum; zero for zero."""
 
 
 class Subspace(Protocol):
@@ -120,5 +128,15 @@ def projected(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> projected(AmbientBasis(vector), vector)["weight"]
     tensor([1., 2.])
     """
-    inside = basis.coordinates(as_updates(vector))
-    return basis.lift(inside.weighted_sum(torch.ones(1, device=inside.losses.device)))
+    return basis.lift(inside(basis, vector))
+
+
+def inside(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The coordinates of a released vector.
+
+    >>> vector = {"weight": torch.tensor([1.0, 2.0])}
+    >>> inside(AmbientBasis(vector), vector)["weight"]
+    tensor([1., 2.])
+    """
+    seen = basis.coordinates(as_updates(vector))
+    return seen.weighted_sum(torch.ones(1, device=seen.losses.device))
