@@ -100,8 +100,8 @@ class ConstrainedDescent:
         if isinstance(basis, SketchBasis):
             change = rate * next(iter(released.values()))
             found = nearest_fit(
-                lambda v: basis.apply(_parts(parameters, v)),
-                lambda r: torch.cat([part.flatten() for part in basis.transpose(r).values()]),
+                basis.apply,
+                basis.transpose,
                 basis.largest_stretch,
                 self.constraint,
                 now,
@@ -112,6 +112,7 @@ class ConstrainedDescent:
         else:
             found = self.constraint.project(now - rate * torch.cat([released[name].flatten() for name in parameters]))
         _write(parameters, found)
+        optimizer.step()  # moves nothing, there are no gradients: schedulers want to see it
 
 
 def _flat(parameters: Mapping[str, nn.Parameter]) -> Tensor:

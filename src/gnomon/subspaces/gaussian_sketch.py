@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from gnomon import validate
 from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch
@@ -98,27 +99,38 @@ class GaussianSketch:
 
 @dataclass(frozen=True)
 class Tile:
-    """Directions for a rectangle of one parameter, seen as rows x columns."""
+    """Directions for a rectangle of one parameter, seen as rows x columns: whole rows, or a part of one."""
 
     name: str
     top: int
     bottom: int
     left: int
     right: int
+    start: int
+    """Where it starts in the vector of all parameters."""
     values: Tensor
-    """(m, bottom - top, right - left)"""
+    """(m, numbers)"""
+
+    @property
+    def blocks(self) -> Tensor:
+        """(m, bottom - top, right - left)"""
+        return self.values.unflatten(1, (self.bottom - self.top, self.right - self.left))
 
 
 class SketchBasis:
-    """The sketch of one step: `apply` is Phi, `lift` its transpose, `coordinates` Phi for every sample."""
+    """The sketch of one step: `apply` is Phi, `transpose` its transpose, `coordinates` Phi for every sample."""
 
     def __init__(self, like: Mapping[str, Tensor], rows: int, seed: int, normalised: bool = False) -> None:
         self._parameters, self._seed, self.normalised = dict(like), seed, normalised
         self.rank = rows
-        first = next(iter(like.values()))
-        self.like = {COORDINATES: first.new_zeros(rows)}
+        self._first = next(iter(like.values()))
+        self.like = {COORDINATES: self._first.new_zeros(rows)}
         self.size = sum(p.numel() for p in like.values())
-        self._kept: list[Tile] | None = None
+        self._kept: Tensor | None = None
+        if rows * self.size <= KEPT_NUMBERS:
+            self._kept = self._first.new_empty(rows, self.size)
+            for tile in self._drawn():
+                self._kept[:, tile.start : tile.start + tile.values.shape[1]] = tile.values
 
     @property
     def largest_stretch(self) -> float:
@@ -138,77 +150,61 @@ class SketchBasis:
             ceilings = ceilings * scale.square().clamp_min(1.0)
         return in_coordinates(total, updates.losses, ceilings)
 
-    def apply(self, vector: Mapping[str, Tensor]) -> Tensor:
-        """`Phi v`, (m,), in the precision of v."""
-        first = next(iter(vector.values()))
-        total = first.new_zeros(self.rank)
+    def apply(self, vector: Tensor) -> Tensor:
+        """`Phi v`, (m,), in the precision of v, for a vector of all parameters."""
+        if self._kept is not None and self._kept.dtype is vector.dtype:
+            return self._kept @ vector
+        total = vector.new_zeros(self.rank)
         for tile in self._tiles():
-            part = self._matrix(vector, tile.name)[tile.top : tile.bottom, tile.left : tile.right]
-            total += tile.values.flatten(1).to(first.dtype) @ part.flatten()
+            total += tile.values.to(vector.dtype) @ vector[tile.start : tile.start + tile.values.shape[1]]
         return total
+
+    def transpose(self, coordinates: Tensor) -> Tensor:
+        """`Phi^T r`, a vector of all parameters."""
+        if self._kept is not None:
+            return coordinates @ self._kept
+        return torch.cat([coordinates @ tile.values for tile in self._drawn()])
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        flat = self.transpose(vector[COORDINATES]).split([p.numel() for p in self._parameters.values()])
+        return {name: part.view(p.shape) for (name, p), part in zip(self._parameters.items(), flat, strict=True)}
 
     def see(self, total: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The coordinates of a sum, in float64: what one record changes must not drown in rounding."""
-        exact = {name: value.double() for name, value in total.items()}
+        exact = torch.cat([total[name].double().flatten() for name in self._parameters])
         seen = self.apply(exact)
         if self.normalised:
-            length = torch.stack([value.norm() for value in exact.values()]).norm()
-            short = seen.norm()
-            seen = seen * (length / short) if float(short) > 0 else torch.zeros_like(seen)
+            short = float(seen.norm())
+            seen = seen * (float(exact.norm()) / short) if short > 0 else torch.zeros_like(seen)
         return {COORDINATES: seen}
-
-    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.transpose(vector[COORDINATES])
-
-    def transpose(self, coordinates: Tensor) -> dict[str, Tensor]:
-        """`Phi^T r`, by parameter."""
-        found = {name: coordinates.new_zeros(p.shape) for name, p in self._parameters.items()}
-        for tile in self._tiles():
-            part = self._matrix(found, tile.name)[tile.top : tile.bottom, tile.left : tile.right]
-            flat = tile.values.flatten(1).to(coordinates.dtype)
-            part.copy_((coordinates @ flat).view(part.shape))
-        return found
 
     def dense(self) -> Tensor:
         """The m x d matrix, for tests and small problems."""
-        out = {name: p.new_zeros(self.rank, *_shape(p)) for name, p in self._parameters.items()}
-        for tile in self._tiles():
-            out[tile.name][:, tile.top : tile.bottom, tile.left : tile.right] = tile.values
-        return torch.cat([value.flatten(1) for value in out.values()], 1)
-
-    def _matrix(self, vector: Mapping[str, Tensor], name: str) -> Tensor:
-        return vector[name].view(_shape(self._parameters[name]))
+        return torch.cat([tile.values for tile in self._tiles()], 1)
 
     def _tiles(self) -> Iterator[Tile]:
-        if self.rank * self.size > KEPT_NUMBERS:
-            return self._drawn()
-        if self._kept is None:
-            self._kept = list(self._drawn())
-        return iter(self._kept)
+        return self._drawn(self._kept)
 
-    def _drawn(self) -> Iterator[Tile]:
-        """Every tile from a stream of its own, so that drawing them again gives the same numbers."""
+    def _drawn(self, kept: Tensor | None = None) -> Iterator[Tile]:
+        """Every tile from a stream of its own, so that drawing them again gives the same numbers; or as it was kept."""
         area = max(1, TILE_NUMBERS // self.rank)
-        number = 0
+        number = start = 0
         for name, p in self._parameters.items():
-            rows, columns = _shape(p)
-            tall, wide = max(1, area // max(columns, 1)), min(columns, area)
+            rows = p.shape[0] if p.dim() else 1
+            columns = p.numel() // max(rows, 1)
+            tall, wide = max(1, area // max(columns, 1)), max(1, min(columns, area))
             for top in range(0, rows, tall):
                 for left in range(0, columns, wide):
                     bottom, right = min(top + tall, rows), min(left + wide, columns)
-                    shape = (self.rank, bottom - top, right - left)
-                    yield Tile(name, top, bottom, left, right, self._normal(number, shape, p))
-                    number += 1
+                    size = (bottom - top) * (right - left)
+                    values = self._normal(number, size) if kept is None else kept[:, start : start + size]
+                    yield Tile(name, top, bottom, left, right, start, values)
+                    number, start = number + 1, start + size
 
-    def _normal(self, number: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _normal(self, number: int, size: int) -> Tensor:
         stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence([self._seed, number])))
-        values = stream.standard_normal(shape, dtype=np.float32)
-        return torch.from_numpy(values).mul_(1 / math.sqrt(self.rank)).to(like)
-
-
-def _shape(p: Tensor) -> tuple[int, int]:
-    rows = p.shape[0] if p.dim() else 1
-    return rows, p.numel() // max(rows, 1)
+        values = stream.standard_normal((self.rank, size), dtype=np.float32)
+        return torch.from_numpy(values).mul_(1 / math.sqrt(self.rank)).to(self._first)
 
 
 def sketched(leaf: Leaf, tile: Tile) -> Tensor:
@@ -216,11 +212,11 @@ def sketched(leaf: Leaf, tile: Tile) -> Tensor:
 
     For a linear layer `Phi (b a^T)` is `b` times one matrix product with all inputs; no update is written out.
 
-    >>> tile = Tile("weight", 0, 1, 0, 2, torch.ones(3, 1, 2))
+    >>> tile = Tile("weight", 0, 1, 0, 2, 0, torch.ones(3, 2))
     >>> sketched(Dense(torch.tensor([[[1.0, 2.0]]])), tile)
     tensor([[3., 3., 3.]])
     """
-    values = tile.values
+    values = tile.blocks
     if isinstance(leaf, Zero):
         return leaf.like.new_zeros(len(leaf), len(values))
     if isinstance(leaf, Factored) and leaf.length == 1 and leaf.inputs.shape[1] == 1:
@@ -242,8 +238,8 @@ def _indexed(leaf: Indexed, tile: Tile) -> Tensor:
     starts = torch.cat([inside.new_zeros(1, dtype=torch.long), inside.sum(1).cumsum(0)])
     where, values = (leaf.index - tile.top)[inside], leaf.values[inside]
     total = leaf.like.new_zeros(len(leaf), len(tile.values))
-    shape = (len(leaf), tile.bottom - tile.top)
-    for column in range(leaf.columns):
-        some = torch.sparse_csr_tensor(starts, where, values[:, column].contiguous(), shape, check_invariants=False)
-        total += some @ tile.values[:, :, column].T.contiguous()
+    for column in range(leaf.columns if len(where) else 0):
+        table = tile.blocks[:, :, column].T.contiguous()
+        weights = values[:, column].contiguous()
+        total += embedding_bag(where, table, starts[:-1], mode="sum", per_sample_weights=weights)
     return total
