@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         subspaces,
         updates,
     )
+    from gnomon.estimators import CompressedClassifier, CompressedRegressor
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -30,6 +31,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetExhausted",
+    "CompressedClassifier",
+    "CompressedRegressor",
     "NotPrivate",
     "Result",
     "Statement",
@@ -67,6 +70,8 @@ def __getattr__(name: str) -> Any:
     """Loads a part on first use, so that `gnomon --help` does not wait for torch."""
     if name in _PACKAGES:
         return importlib.import_module(f"gnomon.{name}")
+    if name.startswith("Compressed") and name in __all__:
+        return getattr(importlib.import_module("gnomon.estimators"), name)
     if name in __all__:
         return getattr(importlib.import_module("gnomon.training"), name)
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

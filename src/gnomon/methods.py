@@ -42,9 +42,9 @@ class Method:
     parameters and their sum is noised in the subspace, which must say how far it stretches a change.
 
     `pre_noise` adds normal noise of that standard deviation to every coordinate of every sample before it is clipped
-    (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what was
-    released; `average` makes the average of all iterates the result. A method that is not `private` clips nothing and
-    adds no noise.
+    (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what
+    was released; `average` makes the average of all iterates the result. A method that is not `private` clips nothing
+    and adds no noise.
 
     >>> dp_sgd().describe()
     'dp-sgd: gradient, flat clipping'

@@ -4,10 +4,12 @@ from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
 from gnomon.models.dense import linear, logistic, mlp
 from gnomon.models.registry import NAMES, build, default_model
 from gnomon.models.residual import ResidualBlock, resnet20
+from gnomon.models.sparse import SparseLinear
 
 __all__ = [
     "NAMES",
     "ResidualBlock",
+    "SparseLinear",
     "build",
     "default_model",
     "lenet",
