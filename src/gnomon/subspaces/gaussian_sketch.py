@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from gnomon.constraints import Constraint
 from gnomon.subspaces.basis import COORDINATES, Basis, Moment, in_coordinates
 from gnomon.updates import Factored, Indexed, Leaf, Updates, Zero
 
-TILE_NUMBERS = 2**22
+TILE_NUMBERS = 2**20
 """How many numbers of a sketch exist at a time, unless all of it is kept (or m alone is larger)."""
 
 KEPT_NUMBERS = 2**25
@@ -128,9 +129,7 @@ class SketchBasis:
         self.size = sum(p.numel() for p in like.values())
         self._kept: Tensor | None = None
         if rows * self.size <= KEPT_NUMBERS:
-            self._kept = self._first.new_empty(rows, self.size)
-            for tile in self._drawn():
-                self._kept[:, tile.start : tile.start + tile.values.shape[1]] = tile.values
+            self._kept = self._all()
 
     @property
     def largest_stretch(self) -> float:
@@ -181,6 +180,18 @@ class SketchBasis:
     def dense(self) -> Tensor:
         """The m x d matrix, for tests and small problems."""
         return torch.cat([tile.values for tile in self._tiles()], 1)
+
+    def _all(self) -> Tensor:
+        """The whole matrix; its tiles are drawn in parallel, for numpy lets go of the lock meanwhile."""
+        matrix = self._first.new_empty(self.rank, self.size)
+
+        def fill(job: tuple[int, Tile]) -> None:
+            number, tile = job
+            tile.values.copy_(self._normal(number, tile.values.shape[1]))
+
+        with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+            list(pool.map(fill, enumerate(self._drawn(matrix))))
+        return matrix
 
     def _tiles(self) -> Iterator[Tile]:
         return self._drawn(self._kept)
