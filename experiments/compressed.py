@@ -94,7 +94,7 @@ def best_value(x: Tensor, y: Tensor, loss: Any, radius: float) -> float:
 
 def rates(again: bool) -> None:
     """Mean loss of the average iterate above the optimum, for growing T."""
-    n, d, radius, last = 400, 200, 20.0, 600
+    n, d, radius, last = 400, 200, 20.0, 300
     marks = sorted({round(10 * 1.35**k) for k in range(14)} & set(range(last + 1)) | {last})
 
     def run() -> Iterator[Row]:
@@ -113,7 +113,7 @@ def rates(again: bool) -> None:
                 for m in (None,) if name in ("SGD", "GD") else (50, 150):
                     # one step size for each loss and method, of a coarse grid: the best at the end
                     curves = []
-                    for lr in (4.0, 16.0, 64.0):
+                    for lr in (8.0, 32.0):
                         model = zero_model(d)
                         trainer = trainer_of(
                             make(m), model, loss, sampler, batch, last, lr, 0, decay=0.0 if constant else 0.5
@@ -145,8 +145,8 @@ def rates(again: bool) -> None:
                 print(f"{smooth:<20} {name:<22} m = {m:<4} slope {slope:.2f}, error {e[-1]:.4f} at T = {t[-1]:.0f}")
         start = max(float(row["error"]) for row in mine)
         for power in (0.5, 1.0):
-            axes.loglog([10, 600], [start, start * 60**-power], ":", color="#9aa5b1")
-            axes.annotate(f"$T^{{-{power:g}}}$", (600, start * 60**-power), fontsize=8, color="#616e7c")
+            axes.loglog([10, 300], [start, start * 30**-power], ":", color="#9aa5b1")
+            axes.annotate(f"$T^{{-{power:g}}}$", (300, start * 30**-power), fontsize=8, color="#616e7c")
         decorate(axes, f"{smooth}: n = 400, d = 200, l1 ball of radius 20", "steps T")
     figure.axes[0].set_ylabel("training error of the average iterate")
     figure.savefig(OUT / "compressed-rates.png")
@@ -154,6 +154,7 @@ def rates(again: bool) -> None:
 
 # -- 2: private error against the dimension ------------------------------------------------------------
 
+STEPS = 15
 PRIVATE: dict[str, Callable[[str, int], Method]] = {
     "projected DP-GD, no sketch": lambda c, m: dp_comp_gd(c, None),
     "DP-CompGD, form A (clip after sketch)": lambda c, m: dp_comp_gd(c, m, CLIP_AFTER_SKETCH),
@@ -172,7 +173,7 @@ def private_errors(
             scores = []
             for seed in range(seeds):
                 model = zero_model(d).to(x.dtype)
-                trainer = trainer_of(make(constraint, m), model, logistic, FullBatch(), n, 25, lr, seed, 0.0, 1.0)
+                trainer = trainer_of(make(constraint, m), model, logistic, FullBatch(), n, STEPS, lr, seed, 0.0, 1.0)
                 trainer.fit((x, y))
                 assert trainer.average is not None
                 scores.append(score(trainer.average.module) | {"seed": seed, "lr": lr})
@@ -200,7 +201,7 @@ def dimension(again: bool) -> None:
 
     rows = table("compressed-dimension", run, again)
     draw_dimension(rows, "compressed-dimension", "error", "training error above the optimum",
-                   "made data, n = 2000, epsilon = 1, 25 steps, m = 50, l1 ball of radius 20")  # fmt: skip
+                   "made data, n = 2000, epsilon = 1, 15 steps, m = 50, l1 ball of radius 20")  # fmt: skip
 
 
 def adult(again: bool) -> None:
@@ -211,7 +212,7 @@ def adult(again: bool) -> None:
         pick = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))[:4000]
         pairs = list(combinations(range(source.input_shape[0]), 2))
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
-        for d in (104, 500, 1500, 4000):
+        for d in (104, 800, 4000):
             chosen = torch.tensor([pairs[i] for i in order[: d - 104]]).reshape(-1, 2)
 
             def crossed(inputs: Tensor, chosen: Tensor = chosen) -> Tensor:
@@ -229,7 +230,7 @@ def adult(again: bool) -> None:
 
     rows = table("compressed-adult", run, again)
     draw_dimension(rows, "compressed-adult", "error", "test loss",
-                   "Adult with crosses, n = 4000, epsilon = 1, 25 steps, m = 50, l1 ball of radius 40")  # fmt: skip
+                   "Adult with crosses, n = 4000, epsilon = 1, 15 steps, m = 50, l1 ball of radius 40")  # fmt: skip
 
 
 def draw_dimension(rows: Sequence[Row], name: str, key: str, label: str, title: str) -> None:
