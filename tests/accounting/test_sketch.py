@@ -83,6 +83,8 @@ def test_many_directions_or_many_steps_cost_what_no_sketch_costs():
     costs = [sketched_gaussian(1 / 0.3, m, 1, 1e-5) for m in (1, 3, 10, 100, 1000)]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] > plain
+    rough = sketched_gaussian(1 / 0.3, 10, 1, 1e-5, coarser=10.0)
+    assert costs[2] <= rough <= 1.02 * costs[2]
 
 
 @pytest.mark.parametrize(("sigma", "m", "steps", "delta"), [(2.0, 5, 1, 1e-5), (8.0, 20, 30, 1e-6), (0.7, 3, 1, 1e-3)])

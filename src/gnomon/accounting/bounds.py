@@ -50,7 +50,7 @@ def _expanded(accountant: str, run: Run, coarser: float) -> Bound:
     """A sketched sum: exact where that is known, else with a stretch that all steps keep to but for part of delta."""
     assert run.expansion is not None
     if not run.sampler.amplified:
-        exact = run.expansion.exact(run.multiplier, run.uses, run.delta)
+        exact = run.expansion.exact(run.multiplier, run.uses, run.delta, coarser)
         if exact is not None:
             return Bound(exact, "exact sketched Gaussian", run.expansion.note)
     factor = run.expansion.factor(SHARE * run.delta / run.uses)

@@ -37,8 +37,8 @@ class Expansion(ABC):
     def factor(self, chance: float) -> float:
         """A change grows by more than this with at most the given chance, in one step."""
 
-    def exact(self, noise_multiplier: float, uses: int, delta: float) -> float | None:
-        """Epsilon of full-batch steps where it has a closed form, else None."""
+    def exact(self, noise_multiplier: float, uses: int, delta: float, coarser: float = 1.0) -> float | None:
+        """Epsilon of full-batch steps where it has a closed form, else None. `coarser` trades accuracy for time."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class LinearSketch(Expansion):
     def factor(self, chance: float) -> float:
         return math.sqrt(float(stats.chi2.isf(chance, self.directions)) / self.directions)
 
-    def exact(self, noise_multiplier: float, uses: int, delta: float) -> float:
-        return sketched_gaussian(noise_multiplier, self.directions, uses, delta)
+    def exact(self, noise_multiplier: float, uses: int, delta: float, coarser: float = 1.0) -> float:
+        return sketched_gaussian(noise_multiplier, self.directions, uses, delta, coarser)
 
 
 @dataclass(frozen=True)
@@ -140,20 +140,20 @@ def lemma_constant(directions: int) -> float:
     return float(np.exp(special.gammaln((m + 1) / 2) - special.gammaln(m / 2)) * math.sqrt(2 / m))
 
 
-def sketched_gaussian(noise_multiplier: float, directions: int, uses: int, delta: float) -> float:
+def sketched_gaussian(noise_multiplier: float, directions: int, uses: int, delta: float, coarser: float = 1.0) -> float:
     """Epsilon of `uses` steps that release a fresh linear sketch of the sum with Gaussian noise.
 
     Given the sketches the steps are Gaussian with `mu^2 = X / (m sigma^2)` in all, X chi-square with m `uses` degrees
     of freedom, whatever earlier releases led to. Delta is the mean over X, summed from above, so the result
-    is an upper bound that is exact to about 1e-3.
+    is an upper bound that is exact to about 1e-3; a coarser sum gives a larger one.
 
     >>> round(sketched_gaussian(1 / 0.3, 20, 1, 1e-5), 2)
     1.3
     """
     law = stats.chi2(directions * uses)
     points = np.unique(np.concatenate([
-        law.isf(np.logspace(np.log10(delta) - 3, np.log10(0.5), 8000)),
-        law.ppf(np.linspace(0, 0.5, 2000)),
+        law.isf(np.logspace(np.log10(delta) - 3, np.log10(0.5), int(8000 / coarser))),
+        law.ppf(np.linspace(0, 0.5, int(2000 / coarser))),
     ]))  # fmt: skip
     weights = -np.diff(law.sf(points))
     left_over = float(law.sf(points[-1]))
@@ -172,7 +172,7 @@ def sketched_gaussian(noise_multiplier: float, directions: int, uses: int, delta
         low, high = high, 2 * high
         if high > 1e7:
             return math.inf
-    while high - low > 1e-6 * high:
+    while high - low > 1e-6 * coarser * high:
         middle = (low + high) / 2
         low, high = (middle, high) if spent(middle) > delta else (low, middle)
     return high

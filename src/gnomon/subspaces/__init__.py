@@ -1,6 +1,6 @@
 """Subspaces: in which coordinates do we look at an update? Two verbs, `coordinates` and `lift`."""
 
-from gnomon.subspaces.basis import Ambient, Basis, Moment, Seeing, Subspace, inside, projected
+from gnomon.subspaces.basis import Ambient, Basis, Moment, Seeing, Subspace, inside, projected, seeing
 from gnomon.subspaces.eigenspace import PublicEigenspace
 from gnomon.subspaces.embedding import Embedding
 from gnomon.subspaces.gaussian_sketch import GaussianSketch, Growing
@@ -21,4 +21,5 @@ __all__ = [
     "Subspace",
     "inside",
     "projected",
+    "seeing",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -56,6 +56,18 @@ class Seeing(Protocol):
 
     def see(self, total: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The coordinates of the sum; zero for zero."""
+
+
+def seeing(basis: object) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """The way in which a basis sees a sum; an error if it has none.
+
+    >>> seeing(AmbientBasis({}))
+    Traceback (most recent call last):
+    TypeError: AmbientBasis cannot see a sum before noise: it has no method `see`
+    """
+    if not isinstance(basis, Seeing):
+        raise TypeError(f"{type(basis).__name__} cannot see a sum before noise: it has no method `see`")
+    return basis.see
 
 
 class Subspace(Protocol):

@@ -23,7 +23,7 @@ from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader, positions
 from gnomon.data.sampling import shuffle
 from gnomon.release import Door, NoiseSource, SecureNoise
-from gnomon.subspaces import Basis, Moment, Seeing, inside
+from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import step_average
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
@@ -258,7 +258,7 @@ class Trainer:
             expected_batch_size=self.expected_batch_size,
             noise=self.noise,
             charge=self.account.charge,
-            see=basis.see if between and isinstance(basis, Seeing) else None,
+            see=seeing(basis) if between else None,
         )
         loss_sum, count, clipped = 0.0, 0, 0
         for inputs, targets in physical:
