@@ -121,11 +121,10 @@ def test_every_form_trains_within_its_budget_and_its_constraint(form, sampler):
     x, y = problem()
     make = dp_comp_gd if isinstance(sampler, FullBatch) else dp_comp_minibatch
     model = zero_model()
-    trainer = trainer_of(
-        make("l1:3", 15, form), model, sampler=sampler, n=200 * sampler.rate, steps=6, accountant="rdp"
-    )
+    noise = {} if isinstance(sampler, FullBatch) else {"noise_multiplier": 20.0}
+    trainer = trainer_of(make("l1:3", 15, form), model, sampler=sampler, n=200 * sampler.rate, steps=6, **noise)
     trainer.fit((x, y))
-    assert trainer.epsilon() <= 1.0
+    assert 0 < trainer.epsilon() <= 1.0
     for one in (model, trainer.average.module):
         assert float(one.weight.detach().abs().sum()) <= 3 * (1 + 1e-6)
         assert torch.isfinite(one.weight).all()
@@ -172,7 +171,9 @@ def test_noise_is_added_in_as_many_dimensions_as_the_sketch_has():
 def test_methods_without_privacy_learn_and_promise_nothing(method, sampler, batch):
     x, y = problem(40)
     model = zero_model(40)
-    trainer = trainer_of(method, model, lr=1.0 if batch == 1 else 4.0, steps=100, sampler=sampler, n=batch)
+    trainer = trainer_of(
+        method, model, lr=1.0 if batch == 1 else 4.0, steps=120 if batch == 1 else 60, sampler=sampler, n=batch
+    )
     trainer.fit((x, y))
     assert trainer.epsilon() == math.inf
     statement = trainer.statement()
@@ -321,7 +322,7 @@ def test_the_command_line_says_that_comp_sgd_is_not_private(tmp_path, capsys):
         "--sketch",
         "30",
         "--epochs",
-        "0.2",
+        "0.02",
         "--schedule",
         "inverse-sqrt",
     ]
