@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engines import sgd
 from gnomon.models import paper_cnn, resnet20
 from gnomon.updates import local_sgd
-from gnomon.updates.drift import Descent
+from gnomon.updates.drift import LocalDescent
 from gnomon.updates.local import by_copies
 from measure import Step, by_turns, peak_memory
 from workloads import losses
@@ -56,7 +56,7 @@ def prepared(work: str, engine: str) -> Step:
         return sgd(model, x, y)
     weights = torch.full((len(x),), 1 / len(x))
     if engine == "copies (vmap)":
-        return lambda: by_copies(model, losses, x, y, len(x), Descent(STEPS, LR, 0.0))
+        return lambda: by_copies(model, losses, x, y, len(x), LocalDescent(STEPS, LR, 0.0))
 
     def step() -> None:
         updates = local_sgd(model, losses, x, y, steps=STEPS, lr=LR)

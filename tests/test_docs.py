@@ -14,6 +14,7 @@ PACKAGES = [
     "",
     ".accounting",
     ".clipping",
+    ".constraints",
     ".data",
     ".ledger",
     ".models",

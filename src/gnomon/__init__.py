@@ -10,7 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon import accounting, clipping, data, ledger, methods, models, release, subspaces, updates
+    from gnomon import (
+        accounting,
+        clipping,
+        constraints,
+        data,
+        forms,
+        ledger,
+        losses,
+        methods,
+        models,
+        release,
+        subspaces,
+        updates,
+    )
+    from gnomon.estimators import CompressedClassifier, CompressedRegressor
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -18,15 +32,20 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetExhausted",
+    "CompressedClassifier",
+    "CompressedRegressor",
     "NotPrivate",
     "Result",
     "Statement",
     "Trainer",
     "accounting",
     "clipping",
+    "constraints",
     "data",
     "evaluate",
+    "forms",
     "ledger",
+    "losses",
     "methods",
     "models",
     "release",
@@ -34,13 +53,28 @@ __all__ = [
     "updates",
 ]
 
-_PACKAGES = {"accounting", "clipping", "data", "ledger", "methods", "models", "release", "subspaces", "updates"}
+_PACKAGES = {
+    "accounting",
+    "clipping",
+    "constraints",
+    "data",
+    "forms",
+    "ledger",
+    "losses",
+    "methods",
+    "models",
+    "release",
+    "subspaces",
+    "updates",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Loads a part on first use, so that `gnomon --help` does not wait for torch."""
     if name in _PACKAGES:
         return importlib.import_module(f"gnomon.{name}")
+    if name.startswith("Compressed") and name in __all__:
+        return getattr(importlib.import_module("gnomon.estimators"), name)
     if name in __all__:
         return getattr(importlib.import_module("gnomon.training"), name)
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

@@ -168,7 +168,8 @@ def _config(args: argparse.Namespace) -> TrainConfig:
     flags = {name: value for name, value in vars(args).items() if name in names}
     file = read_yaml(args.config) if args.config is not None else {}
     data = flags.get("data", file.get("data", TrainConfig().data))
-    return recipe(str(data)).with_settings(file).with_settings(flags)
+    method = flags.get("method", file.get("method", TrainConfig().method))
+    return recipe(str(data), str(method)).with_settings(file).with_settings(flags)
 
 
 # -- compare ---------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ def _methods(args: argparse.Namespace) -> int:
         print(title)
         for name, maker in table.items():
             first = (maker.__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:<12} {first}")
+            print(f"  {name:<17} {first}")
     return 0
 
 

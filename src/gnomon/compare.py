@@ -24,10 +24,10 @@ from tqdm.auto import tqdm
 
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
+from gnomon.losses import LOSSES
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
 from gnomon.runs import (
-    LOSS,
     build_method,
     build_model,
     build_trainer,
@@ -111,7 +111,7 @@ def split_methods(text: str) -> list[str]:
     """
     parts: list[str] = []
     for item in filter(None, re.split("[,;]", text)):
-        if "=" in item and ":" not in item and parts:
+        if "=" in item and ":" not in item.partition("=")[0] and parts:
             parts[-1] += f",{item}"
         else:
             parts.append(item)
@@ -139,7 +139,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     if cell.label.partition(":")[0] == PUBLIC_ONLY:
         start = dataclasses.replace(cell.config, warm_start="public")
         model = build_model(start, source, split.public)
-        found = evaluate(model, LOSS, source.test)
+        found = evaluate(model, LOSSES[cell.config.loss], source.test)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     curve: list[dict[str, float]] = []

@@ -41,7 +41,7 @@ class TrainConfig:
         group="data",
     )
     model: str | None = setting(
-        None, "cnn, cnn-small, lenet, mlp, resnet20, logistic, or package.module:Class", group="data"
+        None, "cnn, cnn-small, lenet, mlp, resnet20, logistic, linear, or package.module:Class", group="data"
     )
     target_epsilon: float | None = setting(
         None,
@@ -56,8 +56,8 @@ class TrainConfig:
     clip: str = setting("flat", "clip rule", ("flat", "automatic", "normalised", "psac", "per-layer"), group="privacy")
     sampler: str = setting(
         "poisson",
-        "how batches are drawn; shuffled and full are accounted without amplification",
-        ("poisson", "truncated", "shuffled", "full"),
+        "how batches are drawn; shuffled, full and fixed are accounted without amplification",
+        ("poisson", "truncated", "shuffled", "full", "fixed"),
         group="privacy",
     )
     accountant: str = setting("pld", "privacy accountant", ("pld", "rdp", "rdp-classic"), group="privacy")
@@ -95,9 +95,22 @@ class TrainConfig:
         0.025, "step size of local steps; --lr is then the optimizer's, on their clipped sum", group="method"
     )
     local_momentum: float = setting(0.0, "momentum within the local steps of one sample", group="method")
+    constraint: str | None = setting(
+        None, "set that comp methods hold the weights to: l1:5, l2:1, simplex, box:-1,1, group:5,10, nuclear:5,10",
+        group="method",
+    )  # fmt: skip
+    sketch: int | None = setting(None, "directions of the Gaussian sketch (default: 200)", group="method")
+    form: str = setting(
+        "clip-after-sketch",
+        "where a private comp method sketches",
+        ("clip-after-sketch", "per-sample-normaliser", "linear-sketch", "published-whole-batch-normaliser"),
+        group="method",
+    )
+    iterate: str = setting("average", "which iterate comp methods give", ("average", "last"), group="method")
     warm_start: str = setting(
         "none", "start from the model that the public records alone give", ("none", "public"), group="method"
     )
+    loss: str = setting("cross-entropy", "loss", ("cross-entropy", "hinge", "huber"))
     epochs: float = setting(30.0, "passes over the data, in expectation")
     batch_size: int = setting(256, "expected batch size; steps are divided by it")
     max_physical_batch_size: int | None = setting(None, "compute in parts of this size, to save memory")
@@ -105,7 +118,7 @@ class TrainConfig:
     lr: float = setting(1.0, "learning rate")
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay of the optimizer")
-    schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine"))
+    schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine", "inverse-sqrt"))
     ema_decay: float | None = setting(None, "keep a moving average of the weights, for example 0.99")
     seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded")
     split_seed: int = setting(0, "seed of the draw of private and public records", group="data")
@@ -147,13 +160,22 @@ RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, 
 """Defaults that differ from the general ones for some data sets: batch and clip bound of the projection papers."""
 
 
-def recipe(data: str) -> TrainConfig:
-    """The defaults for a data set.
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "comp-sgd": {"sampler": "fixed", "batch_size": 1},
+    "comp-minibatch": {"sampler": "fixed"},
+    "comp-gd": {"sampler": "full"},
+    "dp-comp-gd": {"sampler": "full"},
+}
+"""How the methods whose names say so draw their records."""
+
+
+def recipe(data: str, method: str = "dp-sgd") -> TrainConfig:
+    """The defaults for a data set and a method.
 
     >>> recipe("mnist").max_grad_norm, recipe("digits").max_grad_norm
     (0.01, 1.0)
     """
-    return TrainConfig(data=data, **RECIPES.get(data, {}))
+    return TrainConfig(data=data, **(RECIPES.get(data, {}) | SAMPLERS.get(method, {})))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

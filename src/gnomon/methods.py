@@ -12,10 +12,23 @@ from typing import Any, Literal
 from torch import nn
 
 from gnomon import validate
+from gnomon.accounting import Expansion, FullBatch, Sampling
 from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat
-from gnomon.subspaces import Ambient, Embedding, PublicEigenspace, RandomMask, RandomProjection, Subspace
+from gnomon.constraints import Constraint, parse
+from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Form
+from gnomon.steps import ConstrainedDescent, Descent, Step
+from gnomon.subspaces import (
+    Ambient,
+    Embedding,
+    GaussianSketch,
+    PublicEigenspace,
+    RandomMask,
+    RandomProjection,
+    Subspace,
+)
+from gnomon.subspaces.gaussian_sketch import Rows
 from gnomon.updates import Loss, Updates, gradients, local_sgd
-from gnomon.updates.drift import Descent
+from gnomon.updates.drift import LocalDescent
 
 Update = Callable[[nn.Module, Loss, Any, Any], Updates]
 """(model, loss, inputs, targets) -> what each sample would change"""
@@ -37,7 +50,7 @@ class LocalSteps:
     """It says where to go, not how steep it is: an optimizer gets its negative."""
 
     def __post_init__(self) -> None:
-        Descent(self.steps, self.lr, self.momentum)
+        LocalDescent(self.steps, self.lr, self.momentum)
 
     def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
         return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
@@ -53,9 +66,13 @@ class Method:
     """A composition of stages.
 
     `project="before"`: each update is seen in the subspace, clipped there, and noised there. `"after"`: updates
-    are clipped and noised in all parameters, and the released sum is projected. `pre_noise` adds normal noise of that
-    standard deviation to every coordinate of every sample before it is clipped (Chen et al. 2020), which makes
-    clipping less biased and leaves the bound as it is.
+    are clipped and noised in all parameters, and the released sum is projected. `"between"`: updates are clipped in all
+    parameters and their sum is noised in the subspace, which must say how far it stretches a change.
+
+    `pre_noise` adds normal noise of that standard deviation to every coordinate of every sample before it is clipped
+    (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what
+    was released; `average` makes the average of all iterates the result. A method that is not `private` clips nothing
+    and adds no noise.
 
     >>> dp_sgd().describe()
     'dp-sgd: gradient, flat clipping'
@@ -64,14 +81,23 @@ class Method:
     name: str
     update: Update = gradients
     subspace: Subspace = field(default_factory=Ambient)
-    project: Literal["before", "after"] = "before"
+    project: Literal["before", "between", "after"] = "before"
     clip: ClipRule = field(default_factory=Flat)
     pre_noise: float = 0.0
+    step: Step = field(default_factory=Descent)
+    average: bool = False
+    private: bool = True
+    full_batch: bool = False
 
     def __post_init__(self) -> None:
         validate.non_negative("pre_noise", self.pre_noise)
-        if self.project not in ("before", "after"):
-            raise validate.SettingError("project", self.project, "'before' or 'after'")
+        if self.project not in ("before", "between", "after"):
+            raise validate.SettingError("project", self.project, "'before', 'between' or 'after'")
+        if self.project == "between" and getattr(self.subspace, "expansion", None) is None:
+            allowed = "'before' or 'after': only a GaussianSketch says how far it stretches a sum"
+            raise validate.SettingError("project", self.project, allowed)
+        if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):
+            raise validate.SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
         if isinstance(self.subspace, Embedding):
             matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
             if self.project != "before" or not matches:
@@ -93,15 +119,31 @@ class Method:
         """The step size that an update's length contains, 1 for a gradient."""
         return self.update.lr if isinstance(self.update, LocalSteps) else 1.0
 
+    @property
+    def expansion(self) -> Expansion | None:
+        """How far the sum can be stretched before noise; None where each contribution is clipped last."""
+        return getattr(self.subspace, "expansion", None) if self.project == "between" else None
+
+    def check(self, sampler: Sampling) -> None:
+        """An error if the method cannot work with the way records are drawn."""
+        if self.full_batch and not isinstance(sampler, FullBatch):
+            other = self.name.replace("-gd", "-minibatch")
+            raise validate.SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {other}")
+
     def describe(self) -> str:
         """One line for statements and listings."""
         named = getattr(self.update, "name", None) or getattr(self.update, "__name__", "own update")
         what = "gradient" if self.update is gradients else named
         where = ""
         if not isinstance(self.subspace, Ambient):
-            where = f", {self.subspace.name}, projected {self.project} clipping"
+            place = f"{self.project} clipping" + (" and noise" if self.project == "between" else "")
+            where = f", {self.subspace.name}, projected {place}"
         noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
-        return f"{self.name}: {what}{where}, {self.clip.name} clipping{noise}"
+        clip = f"{self.clip.name} clipping" if self.private else "no clipping and no noise"
+        held = f", {self.step.name}" if self.step.name else ""
+        return f"{self.name}: {what}{where}, {clip}{noise}{held}" + (
+            ", average of the iterates" if self.average else ""
+        )
 
 
 def dp_sgd(clip: ClipRule | None = None, pre_noise: float = 0.0) -> Method:
@@ -226,6 +268,92 @@ def dp_lsgd(
     return Method("dp-lsgd", LocalSteps(steps, lr, momentum), subspace or Ambient(), project, clip or Flat(), pre_noise)
 
 
+def comp_sgd(constraint: Constraint | str, sketch: int | Rows | None = 200, last: bool = False) -> Method:
+    """CompSGD (Kasiviswanathan 2021): constrained steps on sketched gradients. NOT private.
+
+    Draw one record a step (`FixedSize(1)`). The result is the average of the iterates, or with `last` the last one;
+    `sketch=None` is projected SGD.
+
+    >>> comp_sgd("l1:5", sketch=20).private
+    False
+    """
+    return _compressed("comp-sgd", constraint, sketch, LINEAR_SKETCH, None, last, private=False)
+
+
+def comp_gd(constraint: Constraint | str, sketch: int | Rows | None = 200, last: bool = False) -> Method:
+    """CompGD (Huang, Lei and Kaban 2023): as CompSGD with the gradient of all records. NOT private.
+
+    >>> comp_gd("l1:5").full_batch
+    True
+    """
+    return _compressed("comp-gd", constraint, sketch, LINEAR_SKETCH, None, last, private=False, full_batch=True)
+
+
+def comp_minibatch(constraint: Constraint | str, sketch: int | Rows | None = 200, last: bool = False) -> Method:
+    """CompMinibatch (Huang, Lei and Kaban 2023): as CompSGD with several records a step. NOT private.
+
+    >>> comp_minibatch("simplex").step.name
+    'held to the simplex of sum 1'
+    """
+    return _compressed("comp-minibatch", constraint, sketch, LINEAR_SKETCH, None, last, private=False)
+
+
+def dp_comp_gd(
+    constraint: Constraint | str,
+    sketch: int | Rows | None = 200,
+    form: Form = CLIP_AFTER_SKETCH,
+    clip: ClipRule | None = None,
+    last: bool = False,
+) -> Method:
+    """DP-CompGD (Huang, Lei and Kaban, "Optimisation and Learning with Randomly Compressed Gradient Updates", 2023).
+
+    All records in every step, noise in as many dimensions as the sketch has. `form` says where the sketch comes;
+    the published one is sound only with the correction that `PUBLISHED_WHOLE_BATCH_NORMALISER` brings.
+
+    >>> from gnomon.forms import LINEAR_SKETCH
+    >>> dp_comp_gd("l1:5", sketch=50, form=LINEAR_SKETCH).project
+    'between'
+    """
+    return _compressed("dp-comp-gd", constraint, sketch, form, clip, last, full_batch=True)
+
+
+def dp_comp_minibatch(
+    constraint: Constraint | str,
+    sketch: int | Rows | None = 200,
+    form: Form = CLIP_AFTER_SKETCH,
+    clip: ClipRule | None = None,
+    last: bool = False,
+) -> Method:
+    """DP-CompMinibatch (Huang, Lei and Kaban 2023): as DP-CompGD on sampled batches.
+
+    >>> dp_comp_minibatch("l1:5", sketch=50).subspace.name
+    'Gaussian sketch, 50 directions'
+    """
+    return _compressed("dp-comp-minibatch", constraint, sketch, form, clip, last)
+
+
+def _compressed(
+    name: str,
+    constraint: Constraint | str,
+    sketch: int | Rows | None,
+    form: Form,
+    clip: ClipRule | None,
+    last: bool,
+    private: bool = True,
+    full_batch: bool = False,
+) -> Method:
+    return Method(
+        name,
+        subspace=Ambient() if sketch is None else GaussianSketch(sketch, form.normalised),
+        project=form.project if sketch is not None else "before",
+        clip=clip or Flat(),
+        step=ConstrainedDescent(parse(constraint)),
+        average=not last,
+        private=private,
+        full_batch=full_batch,
+    )
+
+
 METHODS: dict[str, Callable[..., Method]] = {
     "dp-sgd": dp_sgd,
     "pdp": pdp,
@@ -234,5 +362,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "rsdp": rsdp,
     "gep": gep,
     "dp-lsgd": dp_lsgd,
+    "comp-sgd": comp_sgd,
+    "comp-gd": comp_gd,
+    "comp-minibatch": comp_minibatch,
+    "dp-comp-gd": dp_comp_gd,
+    "dp-comp-minibatch": dp_comp_minibatch,
 }
 """The methods by the name that the command line uses."""

@@ -15,14 +15,16 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from gnomon import clipping, models
-from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
-from gnomon.config import TrainConfig
+from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.config import TrainConfig, recipe
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.forms import FORMS
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
+from gnomon.losses import LOSSES
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
@@ -31,8 +33,6 @@ from gnomon.training import Result, Trainer, save_checkpoint, train_on_public
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
 from gnomon.validate import SettingError, positive, whole
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Modu
     >>> build_model(TrainConfig(), source, source.train[:0])(source.test.inputs[:1]).shape
     torch.Size([1, 10])
     """
-    name = config.model or models.default_model(source)
+    name = config.model or ("linear" if config.constraint else models.default_model(source))
     model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(_device(config.device))
     if config.warm_start == "public":
-        train_on_public(model, LOSS, public)
+        train_on_public(model, LOSSES[config.loss], public)
     return model
 
 
@@ -180,6 +180,10 @@ METHOD_SETTINGS = {
     "mask_rate": "rate",
     "residual": "residual",
     "pre_noise": "pre_noise",
+    "constraint": "constraint",
+    "sketch": "sketch",
+    "form": "form",
+    "iterate": "last",
 }
 """Settings that only some methods have, and what the methods call them."""
 
@@ -192,7 +196,13 @@ def build_method(config: TrainConfig, public: Records) -> Method:
     """
     maker = METHODS[_method_name(config)]
     wanted = inspect.signature(maker).parameters
-    given: dict[str, Any] = {"clip": clipping.RULES[config.clip]()}
+    given: dict[str, Any] = {}
+    if "clip" in wanted:
+        given["clip"] = clipping.RULES[config.clip]()
+    elif config.clip != TrainConfig().clip or config.max_grad_norm != recipe(config.data).max_grad_norm:
+        raise SettingError("clip", config.clip, f"another method: {config.method} does not clip")
+    if "constraint" in wanted:
+        given["constraint"] = config.constraint
     if "public" in wanted:
         given["public"] = public
     for name in _changed(config):
@@ -200,6 +210,10 @@ def build_method(config: TrainConfig, public: Records) -> Method:
             flag = name.replace("_", "-")
             raise SettingError(flag, getattr(config, name), f"another method: {config.method} has no {flag}")
         given[METHOD_SETTINGS[name]] = getattr(config, name)
+    if "form" in given:
+        given["form"] = FORMS[config.form]
+    if "last" in given:
+        given["last"] = config.iterate == "last"
     if "per_tensor" in given:
         given["per_tensor"] = config.scope == "per-tensor"
     if config.rank is not None and math.isfinite(config.rank) and config.rank == int(config.rank):
@@ -261,15 +275,16 @@ def build_trainer(
     optimizer = _optimizer(config, model)
     size = _declared_size(config, source)
     sampler, divisor = _sampling(config, size)
+    method = build_method(config, public)
     target = config.target_epsilon
-    if target is None and config.noise_multiplier is None:
+    if target is None and config.noise_multiplier is None and method.private:
         target = 1.0
     seed = config.insecure_noise_seed
     return Trainer(
         model,
-        LOSS,
+        LOSSES[config.loss],
         optimizer,
-        method=build_method(config, public),
+        method=method,
         max_grad_norm=config.max_grad_norm,
         sampler=sampler,
         expected_batch_size=divisor,
@@ -281,6 +296,7 @@ def build_trainer(
         adjacency=config.adjacency,
         max_physical_batch_size=config.max_physical_batch_size,
         scheduler=_scheduler(config, optimizer),
+        scheduler_every="step" if config.schedule == "inverse-sqrt" else "epoch",
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
         notes=_notes(config, public),
@@ -326,6 +342,7 @@ def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
         ),
         "shuffled": lambda: (Shuffled(math.ceil(size / batch)), batch),
         "full": lambda: (FullBatch(), size),
+        "fixed": lambda: (FixedSize(batch, size), batch),
     }
     return makers[config.sampler]()
 
@@ -343,6 +360,8 @@ def _optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
 def _scheduler(config: TrainConfig, optimizer: Optimizer) -> LRScheduler | None:
     if config.schedule == "constant":
         return None
+    if config.schedule == "inverse-sqrt":
+        return LambdaLR(optimizer, lambda step: (step + 1) ** -0.5)
     return CosineAnnealingLR(optimizer, T_max=max(1, math.ceil(config.epochs)))
 
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed, epsilon, filtered
+from gnomon.accounting import (
+    Account,
+    FullBatch,
+    LinearSketch,
+    Poisson,
+    Shuffled,
+    TruncatedPoisson,
+    composed,
+    epsilon,
+    filtered,
+)
 from gnomon.accounting.composed import passes
 
 
@@ -87,3 +97,25 @@ def test_a_run_without_noise_makes_everything_infinite_and_nothing_costs_nothing
 def test_any_delta_is_answered(delta):
     parts = [account(Poisson(0.1), 1.0, 50), account(Poisson(0.01), 0.7, 50)]
     assert 0 <= composed(parts, delta) <= filtered(parts, delta) < math.inf
+
+
+def test_a_sketched_sum_costs_at_least_what_it_costs_alone_and_more_than_an_unsketched_one():
+    other, plain = account(Poisson(0.01), 2.0, 10), account(FullBatch(), 4.0, 50)
+    sketched = Account(FullBatch(), 4.0, expansion=LinearSketch(20))
+    sketched.charge(50)
+    assert composed([sketched], 1e-5) == sketched.epsilon(1e-5)
+    for answer in (composed, filtered):
+        together = answer([sketched, other], 1e-5, "zero-out")
+        assert together > sketched.epsilon(1e-5)
+        assert together > answer([plain, other], 1e-5, "zero-out")
+    assert not passes([sketched, other], float(filtered([plain, other], 1e-5, "zero-out")), 1e-5, "zero-out")
+
+
+def test_two_runs_with_one_sketch_compose_exactly():
+    halves = []
+    for _ in range(2):
+        halves.append(Account(FullBatch(), 4.0, expansion=LinearSketch(20)))
+        halves[-1].charge(25)
+    whole = Account(FullBatch(), 4.0, expansion=LinearSketch(20))
+    whole.charge(50)
+    assert composed(halves, 1e-5) == pytest.approx(float(whole.epsilon(1e-5)), rel=1e-9)

@@ -5,8 +5,10 @@ from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.calibrate import noise_multiplier
 from gnomon.accounting.composed import composed, filtered
 from gnomon.accounting.epsilon import Accountant, epsilon
+from gnomon.accounting.published import published_noise
 from gnomon.accounting.result import Epsilon
-from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
 from gnomon.accounting.truncated import TruncatedPoisson
 
 __all__ = [
@@ -14,7 +16,11 @@ __all__ = [
     "Accountant",
     "Adjacency",
     "Epsilon",
+    "Expansion",
+    "FixedSize",
     "FullBatch",
+    "LinearSketch",
+    "NormalisedSketch",
     "Poisson",
     "Sampling",
     "Shuffled",
@@ -22,5 +28,7 @@ __all__ = [
     "composed",
     "epsilon",
     "filtered",
+    "kappa",
     "noise_multiplier",
+    "published_noise",
 ]

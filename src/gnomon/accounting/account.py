@@ -10,7 +10,8 @@ from gnomon.accounting import bounds, search
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler, epsilon
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.run import Run
-from gnomon.accounting.sampling import FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sketch import Expansion
 from gnomon.accounting.truncated import TruncatedPoisson
 
 MOST_STEPS = 10**9
@@ -19,6 +20,7 @@ KINDS: dict[str, type[Sampling]] = {
     "truncated-poisson": TruncatedPoisson,
     "full-batch": FullBatch,
     "shuffled": Shuffled,
+    "fixed-size": FixedSize,
 }
 
 
@@ -37,11 +39,13 @@ class Account:
         noise_multiplier: float,
         adjacency: str | None = None,
         accountant: Accountant = "pld",
+        expansion: Expansion | None = None,
     ) -> None:
         self.sampler = chosen_sampler(None, sampler)
         self.noise_multiplier = validate.non_negative("noise_multiplier", noise_multiplier)
         self.adjacency = self.sampler.adjacency(adjacency)
         self.accountant = chosen_accountant(accountant)
+        self.expansion = expansion
         bounds.supported(self.accountant, self.sampler, self.adjacency)
         self._steps = 0
         self._known: dict[tuple[int, float], Epsilon] = {}
@@ -94,6 +98,8 @@ class Account:
         if not self._steps:
             return []
         entry = {"sampler": self.sampler.name, "q": self.sampler.rate if self.sampler.amplified else None}
+        if self.expansion is not None:
+            entry["expansion"] = self.expansion.name
         return [entry | {"noise_multiplier": self.noise_multiplier, "steps": self._steps, "adjacency": self.adjacency}]
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,6 +115,7 @@ class Account:
             "adjacency": self.adjacency,
             "accountant": self.accountant,
             "steps": self._steps,
+            "expansion": None if self.expansion is None else self.expansion.to_dict(),
         }
 
     @classmethod
@@ -117,14 +124,16 @@ class Account:
         try:
             fields = dict(values["sampler"])
             sampler = KINDS[fields.pop("kind")](**fields)
-            account = cls(sampler, values["noise_multiplier"], values["adjacency"], values["accountant"])
+            sketch = values.get("expansion")
+            expansion = None if sketch is None else Expansion.from_dict(sketch)
+            account = cls(sampler, values["noise_multiplier"], values["adjacency"], values["accountant"], expansion)
             account._steps = validate.whole("steps", values["steps"], least=0)
         except (KeyError, TypeError) as error:
             raise validate.SettingError("values", values, f"what to_dict returned ({error!r})") from error
         return account
 
     def _bound(self, steps: int, delta: float, coarser: float = 1.0) -> float:
-        run = Run(self.sampler, self.noise_multiplier, steps, delta, self.adjacency)
+        run = Run(self.sampler, self.noise_multiplier, steps, delta, self.adjacency, self.expansion)
         return bounds.bound(self.accountant, run, coarser).value
 
     def _at(self, steps: int, delta: float) -> Epsilon:
@@ -136,5 +145,6 @@ class Account:
                 sampler=self.sampler,
                 accountant=self.accountant,
                 adjacency=self.adjacency,
+                expansion=self.expansion,
             )
         return self._known[steps, delta]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.accounting import gaussian, pld, renyi
 from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.run import Run
 from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.sketch import SHARE
 from gnomon.accounting.truncated import TruncatedPoisson
 from gnomon.validate import SettingError
 
@@ -40,7 +41,23 @@ def bound(accountant: str, run: Run, coarser: float = 1.0) -> Bound:
         return Bound(0.0, name, "no steps")
     if run.noise_multiplier == 0:
         return Bound(math.inf, name, "no noise")
+    if run.expansion is not None:
+        return _expanded(accountant, run, coarser)
     return answer(run, coarser)
+
+
+def _expanded(accountant: str, run: Run, coarser: float) -> Bound:
+    """A sketched sum: exact where that is known, else with a stretch that all steps keep to but for part of delta."""
+    assert run.expansion is not None
+    if not run.sampler.amplified:
+        exact = run.expansion.exact(run.multiplier, run.uses, run.delta, coarser)
+        if exact is not None:
+            return Bound(exact, "exact sketched Gaussian", run.expansion.note)
+    factor = run.expansion.factor(SHARE * run.delta / run.uses)
+    plain = replace(run, noise_multiplier=run.noise_multiplier / factor, delta=(1 - SHARE) * run.delta, expansion=None)
+    found = bound(accountant, plain, coarser)
+    note = "; ".join(filter(None, [run.expansion.note, found.note]))
+    return replace(found, accountant=f"{found.accountant}, stretch {factor:.3f} counted", note=note)
 
 
 def supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:

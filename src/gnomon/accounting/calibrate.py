@@ -12,6 +12,7 @@ from gnomon.accounting import bounds, gaussian
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler
 from gnomon.accounting.run import Run
 from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.sketch import Expansion
 
 LEAST, MOST = 1e-3, 1e5  # the multipliers that are searched
 COARSER = 10.0  # the grid of the first search, in units of the final one
@@ -27,6 +28,7 @@ def noise_multiplier(
     sampler: Sampling | None = None,
     accountant: Accountant = "pld",
     adjacency: str | None = None,
+    expansion: Expansion | None = None,
 ) -> float:
     """The smallest noise multiplier, to 0.1 %, whose `epsilon` with the same settings is at most the target.
 
@@ -46,7 +48,7 @@ def noise_multiplier(
         raise validate.SettingError("accountant", kind, "'pld', 'rdp' or 'rdp-classic': 'gdp' is no guarantee")
 
     def spent(sigma: float, coarser: float = 1.0) -> float:
-        return bounds.bound(kind, Run(sampler, sigma, count, delta, relation), coarser).value
+        return bounds.bound(kind, Run(sampler, sigma, count, delta, relation, expansion), coarser).value
 
     if spent(LEAST) <= target:
         return LEAST

@@ -8,6 +8,7 @@ setting the next, they do not (arXiv:2602.06756), and a Renyi filter at a fixed 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from gnomon.accounting.epsilon import epsilon
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.run import Run
 from gnomon.accounting.sampling import FullBatch, Sampling
+from gnomon.accounting.sketch import SHARE, Expansion
 from gnomon.accounting.truncated import TruncatedPoisson
 
 
@@ -43,10 +45,11 @@ def composed(accounts: Sequence[Account], delta: float, adjacency: str | None = 
             delta=only.delta,
             sampler=only.sampler,
             adjacency=only.adjacency,
+            expansion=only.expansion,
         )
     if not joint.runs or joint.noiseless:
         return joint.answer(math.inf if joint.noiseless else 0.0, "PLD")
-    plain = gaussian.exact(sum(run.steps / _multiplier(run) ** 2 for run in joint.runs) ** -0.5, 1, joint.delta)
+    plain = gaussian.exact(sum(run.steps / _multiplier(run) ** 2 for run in joint.runs) ** -0.5, 1, joint.left)
     if not any(run.sampler.amplified for run in joint.runs):
         return joint.answer(plain, "exact Gaussian")
     first, *others = joint.runs
@@ -87,7 +90,7 @@ def passes(accounts: Sequence[Account], target_epsilon: float, delta: float, adj
     joint = Joint.of(accounts, delta, adjacency)
     if joint.fixed:
         return composed(accounts, delta, adjacency) <= target
-    position = int(np.count_nonzero(_largest(joint.delta) >= target)) - 1
+    position = int(np.count_nonzero(_largest(joint.left) >= target)) - 1
     return float(_spent(joint)[position]) <= target
 
 
@@ -97,22 +100,32 @@ class Joint:
 
     runs: tuple[Run, ...]
     delta: float
+    left: float
+    """What is left of delta when sketches that stretch more than assumed are paid for."""
     adjacency: Adjacency
     steps: int
 
     @classmethod
     def of(cls, accounts: Sequence[Account], delta: float, adjacency: str | None = None) -> Joint:
-        """Steps of equal settings are added up; batches that are not drawn at random count as full ones."""
+        """Steps of equal settings are added up; batches that are not drawn at random count as full ones.
+
+        Beside other settings, a sketched sum counts with a stretch that all its steps keep to but for part of delta.
+        """
         delta = validate.probability("delta", delta)
         relation = common_adjacency(accounts) if adjacency is None else checked(adjacency)
-        counts: dict[tuple[Sampling, float], int] = {}
+        counts: Counter[tuple[Sampling, float, Expansion | None]] = Counter()
         for account in accounts:
             sampler = account.sampler if account.sampler.amplified else FullBatch()
-            uses = account.sampler.uses(account.steps)
-            if uses:
-                counts[sampler, account.noise_multiplier] = counts.get((sampler, account.noise_multiplier), 0) + uses
-        runs = tuple(Run(sampler, sigma, uses, delta, relation) for (sampler, sigma), uses in counts.items())
-        return cls(runs, delta, relation, sum(account.steps for account in accounts))
+            if uses := account.sampler.uses(account.steps):
+                counts[sampler, account.noise_multiplier, account.expansion] += uses
+        stretched = sum(uses for (_, _, expansion), uses in counts.items() if expansion is not None)
+        left = (1 - SHARE) * delta if stretched and len(counts) > 1 else delta
+        runs = []
+        for (sampler, sigma, expansion), uses in counts.items():
+            if expansion is not None and len(counts) > 1:
+                sigma, expansion = sigma / expansion.factor(SHARE * delta / stretched), None  # noqa: PLW2901
+            runs.append(Run(sampler, sigma, uses, left, relation, expansion))
+        return cls(tuple(runs), delta, left, relation, sum(account.steps for account in accounts))
 
     @property
     def noiseless(self) -> bool:
@@ -150,7 +163,7 @@ def common_adjacency(accounts: Sequence[Account]) -> Adjacency:
 
 def _filter(joint: Joint) -> float:
     """The smallest epsilon that passes the filter of its own order."""
-    spent, largest = _spent(joint), _largest(joint.delta)
+    spent, largest = _spent(joint), _largest(joint.left)
     smallest = np.append(largest[1:], 0.0)
     values = np.maximum(spent, np.where(smallest > 0, np.nextafter(smallest, math.inf), 0.0))
     return float(values[values <= largest].min())
@@ -182,7 +195,7 @@ def _spent(joint: Joint) -> NDArray[np.float64]:
         amplified = amplified and not isinstance(run.sampler, TruncatedPoisson)
         rate = run.sampler.rate if amplified else 1.0
         total += run.steps * (renyi.curve(_multiplier(run), rate) + renyi.ROUNDING)
-    return np.maximum(0.0, total + _conversion(joint.delta))
+    return np.maximum(0.0, total + _conversion(joint.left))
 
 
 def _multiplier(run: Run) -> float:

@@ -9,6 +9,7 @@ from gnomon.accounting import bounds
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.run import Run
 from gnomon.accounting.sampling import Poisson, Sampling
+from gnomon.accounting.sketch import Expansion
 
 Accountant = Literal["pld", "rdp", "rdp-classic", "gdp"]
 
@@ -22,6 +23,7 @@ def epsilon(
     sampler: Sampling | None = None,
     accountant: Accountant = "pld",
     adjacency: str | None = None,
+    expansion: Expansion | None = None,
 ) -> Epsilon:
     """The privacy spent by `steps` noisy steps, as an upper bound unless `.guarantee` is False.
 
@@ -34,7 +36,7 @@ def epsilon(
     - "gdp": the Gaussian limit. With Poisson sampling an approximation, never a guarantee.
 
     Where "pld" is out of reach (enormous epsilon, delta below 1e-10, more than a million steps), a looser
-    bound is given and named.
+    bound is given and named. `expansion` is for methods that sketch the sum before noise.
 
     >>> epsilon(noise_multiplier=10.0, steps=3200, delta=1e-5, sample_rate=0.025)
     epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)
@@ -45,7 +47,7 @@ def epsilon(
     delta = validate.probability("delta", delta)
     relation = sampler.adjacency(adjacency)
     kind = chosen_accountant(accountant)
-    bound = bounds.bound(kind, Run(sampler, sigma, count, delta, relation))
+    bound = bounds.bound(kind, Run(sampler, sigma, count, delta, relation, expansion))
     return Epsilon(
         bound.value,
         delta=delta,

@@ -8,6 +8,7 @@ import dp_accounting
 
 from gnomon.accounting.adjacency import Adjacency, sensitivity
 from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.sketch import Expansion
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Run:
     steps: int
     delta: float
     adjacency: Adjacency
+    expansion: Expansion | None = None
+    """How a sketch of the sum can stretch what one record changes; None if it cannot."""
 
     @property
     def uses(self) -> int:

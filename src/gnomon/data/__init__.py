@@ -4,10 +4,12 @@ from gnomon.data.fingerprint import fingerprints, overlap
 from gnomon.data.loader import Loader
 from gnomon.data.sampling import positions
 from gnomon.data.sources import NAMES, DataError, Records, Source, load
+from gnomon.data.sparse import CsrRecords
 from gnomon.data.split import Split, check_disjoint, public_private
 
 __all__ = [
     "NAMES",
+    "CsrRecords",
     "DataError",
     "Loader",
     "Records",

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from gnomon.data.sources import Records
+from gnomon.data.sparse import CsrRecords
 
 
 class Loader:
@@ -31,11 +32,11 @@ class Loader:
             if len(sizes) != 1:
                 raise ValueError(f"{name} holds inputs and targets of {sorted(sizes)} records: they must agree")
             self._size = sizes.pop()
-        elif isinstance(data, Sized) and hasattr(data, "__getitem__"):
+        elif isinstance(data, CsrRecords) or (isinstance(data, Sized) and hasattr(data, "__getitem__")):
             self._size = len(data)
         else:
             raise TypeError(
-                f"{name} = {type(data).__name__} cannot be read: give (inputs, targets) tensors, Records, "
+                f"{name} = {type(data).__name__} cannot be read: give (inputs, targets) tensors, Records, CsrRecords, "
                 "or a torch Dataset with a length whose items are (input, target)"
             )
         if self._size == 0:
@@ -48,6 +49,8 @@ class Loader:
         """Inputs and targets of some records; none give tensors of length zero."""
         if self._tensors:
             inputs, targets = pytree.tree_map(lambda t: t[positions.to(t.device)], self._data)
+        elif isinstance(self._data, CsrRecords):
+            inputs, targets = self._data.take(positions)
         else:
             chosen = positions.tolist() or [0]
             inputs, targets = default_collate([self._data[i] for i in chosen])

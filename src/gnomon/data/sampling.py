@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.release import NoiseSource
 from gnomon.validate import SettingError
 
@@ -38,8 +38,13 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
     elif isinstance(sampling, Shuffled):
         while True:
             yield from shuffle(records, randomness).tensor_split(sampling.steps_per_epoch)
+    elif isinstance(sampling, FixedSize):
+        if sampling.batch_size > records:
+            raise SettingError("batch_size", sampling.batch_size, f"at most the {records} records there are")
+        while True:
+            yield shuffle(records, randomness)[: sampling.batch_size]
     else:
-        raise SettingError("sampler", sampling, "Poisson, TruncatedPoisson, FullBatch or Shuffled")
+        raise SettingError("sampler", sampling, "Poisson, TruncatedPoisson, FullBatch, Shuffled or FixedSize")
 
 
 def poisson(sample_rate: float, records: int, randomness: NoiseSource) -> Tensor:

@@ -20,6 +20,17 @@ def logistic(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     return mlp(input_shape, classes, hidden=())
 
 
+def linear(input_shape: Sequence[int], classes: int) -> nn.Sequential:
+    """One linear layer without bias that starts at zero: a convex problem over one matrix.
+
+    >>> float(linear((4,), 3)[-1].weight.abs().sum())
+    0.0
+    """
+    layer = nn.Linear(math.prod(any_shape(input_shape)), classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
 def mlp(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Sequential:
     """Linear layers with ReLU between them; on MNIST 784-128-128-10, with 118,282 parameters.
 

@@ -10,7 +10,7 @@ from torch import nn
 from gnomon.data.sources.source import Source
 from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
 from gnomon.models.custom import custom
-from gnomon.models.dense import logistic, mlp
+from gnomon.models.dense import linear, logistic, mlp
 from gnomon.models.residual import resnet20
 from gnomon.models.shapes import any_shape
 from gnomon.validate import SettingError, whole
@@ -22,6 +22,7 @@ _MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "mlp": mlp,
     "resnet20": resnet20,
     "logistic": logistic,
+    "linear": linear,
 }
 NAMES = tuple(_MAKERS)
 

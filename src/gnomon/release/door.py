@@ -67,6 +67,9 @@ class Door:
     expected_batch_size: float
     noise: NoiseSource
     charge: Callable[[], None] = lambda: None
+    see: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    """Turns the exact sum into what is noised and released, in the shape of `like`. It maps zero to zero, and how far
+    it can stretch a change is part of the accounting (`gnomon.accounting.Expansion`)."""
     _sum: dict[str, Tensor] = field(init=False, default_factory=dict)
     _open: bool = field(init=False, default=True)
 
@@ -104,13 +107,15 @@ class Door:
         self._open = False
         self.charge()
         released = {}
+        if self.see is not None and self._sum:
+            self._sum = self.see(self._sum)
         for name, like in self.like.items():
             value = self._sum.pop(name) if name in self._sum else torch.zeros_like(like)
             flat = value.contiguous().view(-1)
             if self._deviation > 0:
                 for part in flat.split(CHUNK):
                     part.copy_(noised(part, self._deviation, self.noise))
-            released[name] = flat.div_(self.expected_batch_size).view(like.shape)
+            released[name] = flat.div_(self.expected_batch_size).view(like.shape).to(like.dtype)
         return released
 
 

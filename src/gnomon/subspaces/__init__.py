@@ -1,8 +1,9 @@
 """Subspaces: in which coordinates do we look at an update? Two verbs, `coordinates` and `lift`."""
 
-from gnomon.subspaces.basis import Ambient, Basis, Moment, Subspace, projected
+from gnomon.subspaces.basis import Ambient, Basis, Moment, Seeing, Subspace, inside, projected, seeing
 from gnomon.subspaces.eigenspace import PublicEigenspace
 from gnomon.subspaces.embedding import Embedding
+from gnomon.subspaces.gaussian_sketch import GaussianSketch, Growing
 from gnomon.subspaces.random_mask import RandomMask
 from gnomon.subspaces.random_projection import RandomProjection
 
@@ -10,10 +11,15 @@ __all__ = [
     "Ambient",
     "Basis",
     "Embedding",
+    "GaussianSketch",
+    "Growing",
     "Moment",
     "PublicEigenspace",
     "RandomMask",
     "RandomProjection",
+    "Seeing",
     "Subspace",
+    "inside",
     "projected",
+    "seeing",
 ]

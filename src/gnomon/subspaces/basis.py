@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,26 @@ class Basis(Protocol):
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a vector of coordinates means for the parameters."""
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """A basis that can turn a sum of clipped updates into what is noised. Its subspace says how far it stretches."""
+
+    def see(self, total: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The coordinates of the sum; zero for zero."""
+
+
+def seeing(basis: object) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """The way in which a basis sees a sum; an error if it has none.
+
+    >>> seeing(AmbientBasis({}))
+    Traceback (most recent call last):
+    TypeError: AmbientBasis cannot see a sum before noise: it has no method `see`
+    """
+    if not isinstance(basis, Seeing):
+        raise TypeError(f"{type(basis).__name__} cannot see a sum before noise: it has no method `see`")
+    return basis.see
 
 
 class Subspace(Protocol):
@@ -120,5 +140,15 @@ def projected(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
     >>> projected(AmbientBasis(vector), vector)["weight"]
     tensor([1., 2.])
     """
-    inside = basis.coordinates(as_updates(vector))
-    return basis.lift(inside.weighted_sum(torch.ones(1, device=inside.losses.device)))
+    return basis.lift(inside(basis, vector))
+
+
+def inside(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The coordinates of a released vector.
+
+    >>> vector = {"weight": torch.tensor([1.0, 2.0])}
+    >>> inside(AmbientBasis(vector), vector)["weight"]
+    tensor([1., 2.])
+    """
+    seen = basis.coordinates(as_updates(vector))
+    return seen.weighted_sum(torch.ones(1, device=seen.losses.device))

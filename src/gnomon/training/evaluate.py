@@ -35,7 +35,8 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) ->
             total += float(loss(outputs, targets).double().sum())
             scored = scored and _are_scores(outputs, targets)
             if scored:
-                right += int((outputs.argmax(1) == targets).sum())
+                best = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0  # one score: its sign
+                right += int((best == targets).sum())
     found = {"loss": total / len(loader)}
     if scored:
         found["accuracy"] = right / len(loader)

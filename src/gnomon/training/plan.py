@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 from gnomon import validate
-from gnomon.accounting import Account, Poisson, Sampling, noise_multiplier
+from gnomon.accounting import Account, Expansion, Poisson, Sampling, noise_multiplier
 from gnomon.accounting.epsilon import Accountant
 
 
@@ -41,6 +41,7 @@ def plan(
     steps: int | None,
     accountant: Accountant,
     adjacency: str | None,
+    expansion: Expansion | None = None,
 ) -> Plan:
     """Checks the settings and works out what is missing.
 
@@ -57,7 +58,7 @@ def plan(
     _warn_of_large_delta(delta, expected_batch_size / sampling.rate)
     if sigma is not None:
         sigma = validate.non_negative("noise_multiplier", sigma)
-        account = Account(sampling, sigma, adjacency, accountant)
+        account = Account(sampling, sigma, adjacency, accountant, expansion)
         return Plan(sampling, per_epoch, count, delta, account, _affordable(account, target, delta))
     if target is None:
         raise validate.SettingError("target_epsilon", None, "target_epsilon or noise_multiplier")
@@ -68,8 +69,10 @@ def plan(
         sampler=sampling,
         accountant=accountant,
         adjacency=adjacency,
+        expansion=expansion,
     )
-    return Plan(sampling, per_epoch, count, delta, Account(sampling, sigma, adjacency, accountant), count)
+    account = Account(sampling, sigma, adjacency, accountant, expansion)
+    return Plan(sampling, per_epoch, count, delta, account, count)
 
 
 def _affordable(account: Account, target: float | None, delta: float) -> float:

@@ -110,7 +110,7 @@ class Statement:
             f"  sampling              {self.sampler}",
             f"  accountant            {self.accountant}",
             f"  noise multiplier      {self.noise_multiplier:.6g}",
-            f"  clip bound            {self.max_grad_norm:g}",
+            f"  clip bound            {f'{self.max_grad_norm:g}' if self.max_grad_norm < float('inf') else 'none'}",
             f"  divisor               {self.expected_batch_size:g} (declared, not counted)",
             f"  noisy steps released  {self.steps}",
             f"  method                {self.method}",
@@ -135,9 +135,10 @@ class Statement:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite epsilon is None, since JSON has no infinity."""
+        """Plain values; an infinite epsilon or clip bound is None, since JSON has no infinity."""
         values = asdict(self)
-        values["epsilon"] = self.epsilon if self.epsilon < float("inf") else None
+        for name in ("epsilon", "max_grad_norm"):
+            values[name] = values[name] if values[name] < float("inf") else None
         return values
 
     def json(self) -> str:

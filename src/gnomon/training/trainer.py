@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +25,8 @@ from gnomon.data.sampling import shuffle
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Door, NoiseSource, SecureNoise
-from gnomon.subspaces import Basis, Moment, projected
+from gnomon.subspaces import Basis, Moment, inside, seeing
+from gnomon.training.averaging import step_average
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import plan
@@ -122,7 +125,9 @@ class Trainer:
         self.loss = per_sample(loss)
         self.method = method or methods.dp_sgd()
         self.noise = noise or SecureNoise()
-        self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm) if self.method.private else math.inf
+        if not self.method.private:
+            noise_multiplier = _no_noise(self.method.name, target_epsilon, noise_multiplier)
         self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
         self.plan = plan(
             sample_rate=sample_rate,
@@ -135,7 +140,10 @@ class Trainer:
             steps=steps,
             accountant=accountant,
             adjacency=adjacency,
+            expansion=self.method.expansion,
         )
+        self.method.check(self.plan.sampler)
+        self.method.step.prepare(model, optimizer)
         self.account = self.plan.account
         # seeded noise hides nothing, so there is nothing to count
         used = ledger if self.noise.private else None
@@ -150,6 +158,8 @@ class Trainer:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.average = _averaged(model, ema_decay)
+        if self.method.average and self.average is None:
+            self.average = step_average(model, optimizer)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
@@ -260,14 +270,15 @@ class Trainer:
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
         basis = self._basis_now()
-        before = self.method.project == "before"
+        before, between = (self.method.project == where for where in ("before", "between"))
         door = Door(
-            basis.like if before else {name: p.detach() for name, p in self._parameters.items()},
-            max_grad_norm=self.max_grad_norm,
+            basis.like if before or between else {name: p.detach() for name, p in self._parameters.items()},
+            max_grad_norm=min(self.max_grad_norm, sys.float_info.max),
             noise_multiplier=self.account.noise_multiplier,
             expected_batch_size=self.expected_batch_size,
             noise=self.noise,
             charge=self._charge,
+            see=seeing(basis) if between else None,
         )
         watch = Watch(self.max_grad_norm, self.method.unit)
         for inputs, targets in physical:
@@ -277,11 +288,10 @@ class Trainer:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
             watch.see(updates, door.admit(seen, self.method.clip))
         released = door.release()
-        step = basis.lift(released) if before else projected(basis, released)
-        for name, value in step.items():
-            self._parameters[name].grad = value.neg_() if self.method.displaces else value
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        moved = released if before or between else inside(basis, released)
+        if self.method.displaces:  # where to go, not how steep it is
+            moved = {name: value.neg() for name, value in moved.items()}
+        self.method.step.move(self._parameters, basis, moved, self.optimizer)
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.scheduler is not None and self.scheduler_every == "step":
@@ -373,6 +383,16 @@ def _averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(validate.probability("ema_decay", decay)))
+
+
+def _no_noise(name: str, target_epsilon: float | None, noise_multiplier: float | None) -> float:
+    """Zero, unless somebody asks a method without privacy for some."""
+    for asked, value in (("target_epsilon", target_epsilon), ("noise_multiplier", noise_multiplier)):
+        if value:
+            raise validate.SettingError(
+                asked, value, f"None: {name} adds no noise and promises nothing; dp-{name} does"
+            )
+    return 0.0
 
 
 def _cut(inputs: Any, targets: Any, most: int | None) -> Iterator[tuple[Any, Any]]:

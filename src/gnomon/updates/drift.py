@@ -13,10 +13,10 @@ from gnomon.updates.trees import same_memory
 
 
 @dataclass(frozen=True)
-class Descent:
+class LocalDescent:
     """K steps of size lr, with a momentum that starts at zero.
 
-    >>> Descent(0, 0.1)
+    >>> LocalDescent(0, 0.1)
     Traceback (most recent call last):
     gnomon.validate.SettingError: local-steps = 0 is not allowed: give a whole number, at least 1
     """
@@ -40,13 +40,13 @@ class Drift:
     carrier stays the same from step to step (the first layer sees the same record again) payloads add up; where it
     changes, a step's rows join those of the steps before. A written-out gradient has no carrier.
 
-    >>> drift = Drift(Descent(steps=2, lr=0.5, momentum=0.0), Dense(torch.ones(1, 3)))
+    >>> drift = Drift(LocalDescent(steps=2, lr=0.5, momentum=0.0), Dense(torch.ones(1, 3)))
     >>> drift.take(Dense(torch.ones(1, 3)))
     >>> drift.leaf.dense()
     tensor([[-1., -1., -1.]])
     """
 
-    def __init__(self, descent: Descent, first: Leaf) -> None:
+    def __init__(self, descent: LocalDescent, first: Leaf) -> None:
         self.descent, self.shape = descent, first.shape
         self.written = not _stays_low_rank(first, descent.steps)
         carrier, payload = self._apart(first)
@@ -114,7 +114,7 @@ class Drift:
 class Together:
     """The drift of a parameter whose gradient has several forms at once: tied weights."""
 
-    def __init__(self, descent: Descent, first: Summed) -> None:
+    def __init__(self, descent: LocalDescent, first: Summed) -> None:
         self.parts = [drift_of(descent, part) for part in first.parts]
 
     def take(self, gradient: Leaf) -> None:
@@ -127,7 +127,7 @@ class Together:
         return add([part.leaf for part in self.parts])
 
 
-def drift_of(descent: Descent, first: Leaf) -> Drift | Together:
+def drift_of(descent: LocalDescent, first: Leaf) -> Drift | Together:
     """What holds the drift of a parameter, from its first gradient."""
     if isinstance(first, Summed) and all(_stays_low_rank(part, descent.steps) for part in first.parts):
         return Together(descent, first)
@@ -153,7 +153,7 @@ Steps = Callable[[dict[str, Leaf] | None], dict[str, Leaf]]
 """drift -> gradients there"""
 
 
-def descend(descent: Descent, gradients: Steps) -> dict[str, Leaf]:
+def descend(descent: LocalDescent, gradients: Steps) -> dict[str, Leaf]:
     """The displacement after all steps."""
     first = gradients(None)
     drifts = {name: drift_of(descent, leaf) for name, leaf in first.items() if not isinstance(leaf, Zero)}

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.backward import backward, trainable_parameters
-from gnomon.updates.drift import Descent, descend
+from gnomon.updates.drift import LocalDescent, descend
 from gnomon.updates.fallback import explained
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.leaves import Dense, Leaf
@@ -42,7 +42,7 @@ def local_sgd(
     tensor([[ 0.7500],
             [-1.5000]])
     """
-    descent = Descent(steps, lr, momentum)
+    descent = LocalDescent(steps, lr, momentum)
     size = batch_size(inputs)
     losses: list[Tensor] = []
     memo: Memo = {}
@@ -59,7 +59,9 @@ def local_sgd(
     return Updates({name: moved[name] for name in trainable_parameters(model)}, losses[0])
 
 
-def by_copies(model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int, descent: Descent) -> dict[str, Leaf]:
+def by_copies(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int, descent: LocalDescent
+) -> dict[str, Leaf]:
     """The same with a copy of the trainable parameters for each sample, for models that no rule can follow."""
     start = {name: p.detach() for name, p in trainable_parameters(model).items()}
     criterion = per_sample(loss)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,33 @@ class Indexed(Leaf):
         return total.index_add_(0, self.index.flatten(), scaled).reshape(self.shape)
 
     def square_norms(self) -> Tensor:
+        return self._measured[0]
+
+    def square_ceilings(self) -> Tensor:
+        """The square norm where no row is hit twice, else `(sum_t |values_t|)^2`, as if all hit the same one."""
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Square norms and their ceilings. Only samples that hit a row twice need all pairs of positions."""
+        lengths = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64)
+        square = lengths.square().sum(1)
+        twice = self._repeated(lengths).nonzero().squeeze(1)
+        if not len(twice):
+            return square, square
+        ceiling = square.clone()
+        ceiling[twice] = lengths[twice].sum(1).square_()
+        some = self.select(twice)
+        square[twice] = exact_where_cancelled(some, some._paired(), ceiling[twice])
+        return square, ceiling
+
+    def _repeated(self, lengths: Tensor) -> Tensor:
+        """Which samples hit a row more than once with values that are not zero."""
+        spare = self.rows + torch.arange(self.index.shape[1], device=self.index.device)
+        places = torch.where(lengths == 0, spare, self.index).sort(1).values
+        return (places[:, 1:] == places[:, :-1]).any(1)
+
+    def _paired(self) -> Tensor:
         size, length = self.index.shape
         square = self.values.new_zeros(size, dtype=torch.float64)
         step = max(1, CHUNK_BYTES // max(1, length * length * self.values.element_size()))
@@ -50,11 +79,7 @@ class Indexed(Leaf):
             same = self.index[part, :, None] == self.index[part, None, :]
             dots = self.values[part] @ self.values[part].mT
             square[part] = torch.where(same, dots, 0).flatten(1).sum(1, dtype=torch.float64)
-        return exact_where_cancelled(self, square, self.square_ceilings())
-
-    def square_ceilings(self) -> Tensor:
-        """`(sum_t |values_t|)^2`, as if every position hit the same row."""
-        return torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64).sum(1).square_()
+        return square
 
     def gram(self, other: Leaf) -> Tensor:
         if not isinstance(other, Indexed):

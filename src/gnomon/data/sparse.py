@@ -1,0 +1,52 @@
+"""Records whose inputs are rows of a sparse matrix, handed out as padded lists of entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from gnomon.validate import SettingError
+
+
+class CsrRecords:
+    """Rows of a SciPy CSR matrix and their targets, for a model such as `gnomon.models.SparseLinear`.
+
+    A batch's inputs are `(columns, values)`, both (B, longest row); what is missing has the value zero. Nothing of the
+    size of the dense matrix ever exists.
+
+    >>> records = CsrRecords(sparse.csr_matrix([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([1, 0]))
+    >>> (columns, values), targets = records.take(torch.tensor([0, 1]))
+    >>> columns.tolist(), values.tolist(), targets.tolist()
+    ([[1], [0]], [[2.0], [0.0]], [1, 0])
+    """
+
+    def __init__(self, matrix: Any, targets: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self._matrix = sparse.csr_matrix(matrix)
+        self._matrix.sum_duplicates()
+        if self._matrix.shape[0] != len(targets):
+            shapes = (self._matrix.shape[0], len(targets))
+            raise SettingError("lengths of (matrix, targets)", shapes, "one target for each row")
+        self._targets = targets
+        self._values = torch.from_numpy(np.asarray(self._matrix.data)).to(dtype)
+
+    def __len__(self) -> int:
+        return int(self._matrix.shape[0])
+
+    def take(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Inputs and targets of some records."""
+        starts = torch.from_numpy(self._matrix.indptr[:-1].astype(np.int64))[positions]
+        ends = torch.from_numpy(self._matrix.indptr[1:].astype(np.int64))[positions]
+        longest = int((ends - starts).max()) if len(positions) else 0
+        places = starts[:, None] + torch.arange(max(1, longest))
+        there = places < ends[:, None]
+        places = torch.where(there, places, 0)
+        if not len(self._values):
+            empty = torch.zeros(len(positions), 1)
+            return (empty.long(), empty.to(self._values.dtype)), self._targets[positions]
+        columns = torch.from_numpy(self._matrix.indices)[places].long()
+        inputs = (torch.where(there, columns, 0), torch.where(there, self._values[places], 0))
+        return inputs, self._targets[positions]
