@@ -16,24 +16,28 @@ if TYPE_CHECKING:
 MOST_NOISE = 1e5
 
 
-def refuse_excess(state: State, run: LedgerRun) -> None:
-    """An error if this run and all others on its data could together exceed the budget.
+def exceeds(state: State, run: LedgerRun) -> bool:
+    """Whether this run and all others on its data could together exceed the budget.
 
     Runs that are open count with all the steps that they declared: each was promised them.
     """
     budget = state.budget(run.dataset, run.unit)
-    if budget is None:
+    return budget is not None and not within([*_others(state, run), run.account(run.declared)], budget)
+
+
+def refuse_excess(state: State, run: LedgerRun) -> None:
+    """An error if the run exceeds the budget, with the settings that would fit. Searching for them takes its time."""
+    budget = state.budget(run.dataset, run.unit)
+    if budget is None or not exceeds(state, run):
         return
-    others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
-    accounts = [one.account(one.committed) for one in others if one.committed]
+    accounts = _others(state, run)
 
     def fits(account: Account) -> bool:
         return within([*accounts, account], budget)
 
-    if fits(run.account(run.declared)):
-        return
     spent = cost([*accounts, run.account()], budget)
-    waiting = [one for one in others if one.open and one.declared > one.reserved]
+    others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
+    waiting = [one for one in others if one.committed > one.reserved]
     name = state.datasets[run.dataset]["name"]
     raise SettingError(
         "run",
@@ -42,6 +46,11 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
         f"{float(spent):.3f} is spent or promised to open runs, {max(0.0, budget.epsilon - spent):.3f} is left. "
         f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
     )
+
+
+def _others(state: State, run: LedgerRun) -> list[Account]:
+    others = (one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id)
+    return [one.account(one.committed) for one in others if one.committed]
 
 
 def within(accounts: list[Account], budget: Budget) -> bool:

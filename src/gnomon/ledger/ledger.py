@@ -16,7 +16,7 @@ from typing import Any
 
 from gnomon import __version__, validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
-from gnomon.ledger.budget import refuse_excess
+from gnomon.ledger.budget import exceeds, refuse_excess
 from gnomon.ledger.identity import Identity, by_content, declared
 from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
 from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
@@ -111,29 +111,35 @@ class Ledger:
 
     def open(self, dataset: str, account: Account, steps: int, *, label: str = "", unit: str = RECORD) -> str:
         """Enter a run that will take at most `steps` steps; refused if the budget could not pay for all of them."""
+        run = _new_run(dataset, account, steps, label, unit)
+        content = {key: getattr(run, key) for key in ("id", "dataset", "unit", "settings", "declared", "label")}
         with self._rows() as (rows, state):
-            run = _new_run(dataset, account, steps, label, unit)
+            over = exceeds(state, run)
+            if not over:
+                self._add(rows, state, "run", content)
+        if over:  # outside, since the search for settings that fit must not keep other processes waiting
             refuse_excess(state, run)
-            content = {key: getattr(run, key) for key in ("id", "dataset", "unit", "settings", "declared", "label")}
-            self._add(rows, state, "run", content)
-            return run.id
+        return run.id
 
     def check(self, identity: Identity, account: Account, steps: int, unit: str = RECORD) -> None:
         """Refuses what `open` would refuse, and enters nothing."""
-        with self._rows() as (_, state):
-            for dataset in state.matches(identity):
-                refuse_excess(state, _new_run(dataset, account, steps, "", unit))
+        state = self.state()
+        for dataset in state.matches(identity):
+            refuse_excess(state, _new_run(dataset, account, steps, "", unit))
 
     def reopen(self, run: str, *, lost: int = 0) -> LedgerRun:
         """Let a run go on after its process ended; `lost` steps that nobody took count as taken."""
         with self._rows() as (rows, state):
             found = self._run(state, run)
-            if not found.open:
-                refuse_excess(state, found)
+            over = not found.open and exceeds(state, found)
+            if not found.open and not over:
                 self._add(rows, state, "reopen", {"run": run})
+            lost = 0 if over else min(lost, found.declared - found.reserved)
             if lost:
-                self._add(rows, state, "steps", {"run": run, "steps": min(lost, found.declared - found.reserved)})
-            return found
+                self._add(rows, state, "steps", {"run": run, "steps": lost})
+        if over:
+            refuse_excess(state, found)
+        return found
 
     def reserve(self, run: str, steps: int | None = None) -> int:
         """Pay for the coming steps, as many as are granted: durable when this returns, and never given back."""
