@@ -175,21 +175,16 @@ def mu_by_threshold(inside: Tensor, outside: Tensor, alpha: float) -> float:
     >>> 0.5 < mu_by_threshold(a + 1, b, 1e-3) < 1
     True
     """
-    first, second = _errors(inside[::2], outside[::2]), (inside[1::2], outside[1::2])
     candidates = torch.cat([inside[::2], outside[::2]]).sort().values
     candidates = candidates[:: max(1, len(candidates) // 200)]
-    threshold = max(candidates.tolist(), key=lambda c: _mu_at(*first(c), len(second[1]), len(second[0]), alpha))
-    false, missed = _errors(*second)(threshold)
-    return max(0.0, _mu_at(false, missed, len(second[1]), len(second[0]), alpha))
+    threshold = max(candidates.tolist(), key=lambda at: _mu_at(at, inside[::2], outside[::2], alpha))
+    return max(0.0, _mu_at(threshold, inside[1::2], outside[1::2], alpha))
 
 
-def _errors(inside: Tensor, outside: Tensor):  # type: ignore[no-untyped-def]
-    return lambda threshold: (int((outside >= threshold).sum()), int((inside < threshold).sum()))
-
-
-def _mu_at(false: int, missed: int, outside: int, inside: int, alpha: float) -> float:
-    rates = upper_rate(false, outside, alpha / 2), upper_rate(missed, inside, alpha / 2)
-    return float(stats.norm.isf(rates[0]) - stats.norm.ppf(rates[1]))
+def _mu_at(threshold: float, inside: Tensor, outside: Tensor, alpha: float) -> float:
+    false = upper_rate(int((outside >= threshold).sum()), len(outside), alpha / 2)
+    missed = upper_rate(int((inside < threshold).sum()), len(inside), alpha / 2)
+    return float(stats.norm.isf(false) - stats.norm.ppf(missed))
 
 
 def upper_rate(hits: int, trials: int, alpha: float) -> float:
