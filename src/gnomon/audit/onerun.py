@@ -53,8 +53,9 @@ def one_run(
     model = Probe(canaries)
     copied = trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method or dp_sgd(),
-        sampler=claim.sampler, expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier, target_delta=claim.delta, steps=claim.steps,
-        adjacency=claim.adjacency, max_physical_batch_size=max_physical_batch_size, progress=False,
+        sampler=claim.sampler, expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier,
+        target_delta=claim.delta, steps=claim.steps, adjacency=claim.adjacency,
+        max_physical_batch_size=max_physical_batch_size, progress=False,
     )  # fmt: skip
     # coordinates are shuffled over both tensors, so that rules that clip by tensor treat canaries alike
     spikes = 1000 * torch.eye(canaries)[torch.randperm(canaries, generator=draw)]

@@ -33,6 +33,8 @@ def audit_scores(report: Report, path: Path) -> None:
     axes = np.atleast_1d(figure.subplots(1, len(shown) + 1))
     for one, (part, scores) in zip(axes, shown.items(), strict=False):
         _histograms(one, scores, report.claim.noise_multiplier)
+        if one is axes[0]:
+            one.legend(frameon=False, fontsize=8, loc="upper left")
         one.set_title(f"{part}: {TITLES[part]}", fontsize=9, color=INK)
     _bars(axes[-1], report)
     for one in axes:
@@ -45,20 +47,20 @@ def _histograms(axes: Axes, scores: Scores, sigma: float) -> None:
     both = np.concatenate([scores.inside.numpy(), scores.outside.numpy()])
     low, high = float(both.min()), float(both.max())
     room = max(high - low, 1e-9)
-    bins = np.linspace(low - 0.02 * room, high + 0.02 * room, 41)
+    count = min(40, max(10, int(len(both) ** 0.5)))
+    bins = np.linspace(low - 0.02 * room, high + 0.02 * room, count + 1)
     grid = np.linspace(bins[0], bins[-1], 400)
     for values, centre, colour, name in (
         (scores.outside.numpy(), 0.0, BLUE, "without"),
         (scores.inside.numpy(), 1.0, RUST, "with"),
     ):
-        axes.hist(values, bins, density=True, color=colour, alpha=0.35, label=name)
+        axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35, label=name)
         axes.plot(grid, stats.norm.pdf(grid, centre, sigma), color=colour, linewidth=1.3)
     axes.set_xlabel("score along the record, in units of C")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     # the record moves the score by at most 1 in these units: all that noise of sigma C has to hide
     axes.plot([], [], color=GREY, label=f"claimed law, sigma = {sigma:.3g}")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _bars(axes: Axes, report: Report) -> None:
@@ -73,8 +75,8 @@ def _bars(axes: Axes, report: Report) -> None:
         colour = RUST if value > claimed else BLUE
         axes.barh(place, min(value, widest), color=colour, alpha=0.6, height=0.6)
         text = f"{value:.2f}" if np.isfinite(value) else "infinite"
-        inside = min(value, widest) > 0.8 * widest
-        axes.text(min(value, widest), place, f" {text} ", va="center", ha="right" if inside else "left", fontsize=8)
+        side = "right" if value > 0.25 * widest else "left"
+        axes.text(min(value, widest), place, f" {text} ", va="center", ha=side, fontsize=8, color=INK)
     axes.axvline(claimed, color=INK, linestyle="--", linewidth=1.2)
     axes.text(claimed, -0.7, f"claimed {claimed:.2f} ", ha="right", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(names)), names, fontsize=8)
