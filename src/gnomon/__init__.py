@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon import accounting, clipping, data, methods, models, release, subspaces, updates
+    from gnomon import accounting, audit, clipping, data, methods, models, release, subspaces, updates
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -23,6 +23,7 @@ __all__ = [
     "Statement",
     "Trainer",
     "accounting",
+    "audit",
     "clipping",
     "data",
     "evaluate",
@@ -33,7 +34,7 @@ __all__ = [
     "updates",
 ]
 
-_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "subspaces", "updates"}
+_PACKAGES = {"accounting", "audit", "clipping", "data", "methods", "models", "release", "subspaces", "updates"}
 
 
 def __getattr__(name: str) -> Any:

@@ -85,6 +85,7 @@ def audit(
         shown,
         run,
         trainer.method.describe(),
+        () if trainer.noise.private else ("not private: seeded noise. Whoever knows the seed can subtract the noise.",),
         time.monotonic() - started,
     )
 
@@ -94,7 +95,7 @@ class StepAudit:
 
     def __init__(self, target: Target, bench: Bench, canaries: int) -> None:
         self.target = target
-        self.moved = [parts.moved(target, pair) for pair in bench.pairs(target.view)]
+        self.moved = parts.moved(target, bench.pairs(target.view))
         self.worst = max(self.moved, key=lambda one: one.length)
         self.canaries = parts.canaries(target, bench.canaries(target.view, canaries))
         self._sums: dict[str, tuple[Tensor, Batch | None, int]] = {

@@ -103,20 +103,18 @@ class ProbeBench:
         c, spike = self.bound, next(view.spikes())[None]
         broken = other.clone()
         broken[0, 0] = torch.nan
-        aligned = (10 * c * spike).expand(self.batch, -1)
-        table = {
-            "alone": (None, 10 * c * spike),
-            "spike": (bulk * c, 10 * c * spike),
+        mixed, aligned = _as_batch(bulk * c), _as_batch((10 * c * spike).expand(self.batch, -1))
+        table: dict[str, tuple[Batch | None, Tensor]] = {
             "opposed bulk": (aligned, -100 * self.batch * c * spike),
             "aligned bulk": (aligned, 10 * c * spike),
-            "random": (bulk * c, 3 * c * other),
-            "huge": (bulk * c, 1e6 * c * other),
-            "short": (bulk * c / self.size, 0.1 * c * spike),
-            "not a number": (bulk * c, broken),
+            "alone": (None, 10 * c * spike),
+            "spike": (mixed, 10 * c * spike),
+            "random": (mixed, 3 * c * other),
+            "huge": (mixed, 1e6 * c * other),
+            "short": (mixed, 0.1 * c * spike),
+            "not a number": (mixed, broken),
         }
-        return [
-            Pair(name, None if rows is None else _as_batch(rows), _as_batch(z)) for name, (rows, z) in table.items()
-        ]
+        return [Pair(name, without, _as_batch(z)) for name, (without, z) in table.items()]
 
     def canaries(self, view: View, count: int) -> Batch:
         return _as_batch(1000 * self.bound * torch.stack(list(islice(view.spikes(), count))))

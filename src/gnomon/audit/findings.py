@@ -12,7 +12,7 @@ class Finding:
     """One test of the audit.
 
     >>> print(Finding("S", "one record moves the sum by", 1.0, "at most 1 C", True))
-    S  one record moves the sum by               1  at most 1 C                       ok
+    S  one record moves the sum by                        1  at most 1 C               ok
     """
 
     part: str
@@ -31,7 +31,7 @@ class Finding:
 
     def __str__(self) -> str:
         verdict = "ok" if self.ok else "VIOLATED"
-        return f"{self.part:<2} {self.what:<36} {self.value:>9.4g}  {self.allowed:<32}  {verdict}"
+        return f"{self.part:<2} {self.what:<42} {self.value:>9.4g}  {self.allowed:<24}  {verdict}"
 
 
 @dataclass(frozen=True)

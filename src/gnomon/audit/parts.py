@@ -54,11 +54,18 @@ class Moved:
         return found if covered and math.isfinite(found) else math.inf
 
 
-def moved(target: Target, pair: Pair) -> Moved:
-    """Part S for one pair: the difference of two sums with noise off."""
-    rows = [target.releases(data, 1, noisy=False) for data in (pair.without, pair.joined)]
-    change = rows[1] - rows[0]
-    return Moved(pair, target.view(rows[0])[0], target.view(change)[0], float(target.view.outside(change)[0]))
+def moved(target: Target, pairs: list[Pair]) -> list[Moved]:
+    """Part S: for each pair, the difference of two sums with noise off."""
+    known: dict[int, Tensor] = {}  # several pairs share the data set without the record
+    found = []
+    for pair in pairs:
+        if id(pair.without) not in known:
+            known[id(pair.without)] = target.releases(pair.without, 1, noisy=False)
+        before = known[id(pair.without)]
+        change = target.releases(pair.joined, 1, noisy=False) - before
+        uncovered = float(target.view.outside(change)[0])
+        found.append(Moved(pair, target.view(before)[0], target.view(change)[0], uncovered))
+    return found
 
 
 def sensitivity(what: str, length: float, target: Target) -> Finding:

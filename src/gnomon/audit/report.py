@@ -31,6 +31,7 @@ class Report:
     scores: Mapping[str, Scores] | None = None
     run: OneRun | None = None
     method: str = ""
+    caveats: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -76,6 +77,7 @@ class Report:
         if self.run is not None:
             guesses = f"{self.run.right} of {self.run.guesses} guesses"
             lines.append(f"{'whole run':<24} {'':>9} {self.run.epsilon:>9.3f}  {guesses}")
+        lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
         if not self.ok:
             lines += ["", "VIOLATED:", *(f"  {name}" for name in self.failed)]
         return "\n".join([*lines, "", self.sentence()])
@@ -86,6 +88,7 @@ class Report:
             "consistent": self.ok,
             "sentence": self.sentence(),
             "method": self.method,
+            "caveats": list(self.caveats),
             "claim": {
                 "epsilon": _plain(self.claim.epsilon),
                 "delta": self.claim.delta,
