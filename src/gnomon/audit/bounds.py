@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
-from scipy import optimize, stats
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
 from torch import Tensor
+
+Numbers = NDArray[Any]
 
 LARGEST_MU = 1e6
 """Beyond this a release might as well carry no noise."""
@@ -149,18 +154,24 @@ def _noncentrality(found: float, freedom: int, alpha: float) -> float:
     over S by Gauss-Legendre quadrature: scipy's own noncentral t loses its digits for long samples.
     """
     ends = stats.chi2.ppf([1e-12, 1 - 1e-12], freedom)
-    points, weights = np.polynomial.legendre.leggauss(200)
+    points, weights = _quadrature()
     middle, half = (ends[1] + ends[0]) / 2, (ends[1] - ends[0]) / 2
     squares = middle + half * points
     mass = half * weights * stats.chi2.pdf(squares, freedom)
     roots = np.sqrt(squares / freedom)
 
     def excess(nu: float) -> float:
-        return float((mass * stats.norm.sf(found * roots - nu)).sum() - alpha)
+        return float((mass * special.ndtr(nu - found * roots)).sum() - alpha)
 
     reach = stats.norm.isf(alpha) + 1
     low, high = found * roots[0] - reach - 10, found * roots[-1] + reach
     return float(optimize.brentq(excess, low, high, xtol=1e-9))
+
+
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[Numbers, Numbers]:
+    points, weights = np.polynomial.legendre.leggauss(200)
+    return points, weights
 
 
 def mu_by_threshold(inside: Tensor, outside: Tensor, alpha: float) -> float:
@@ -175,25 +186,30 @@ def mu_by_threshold(inside: Tensor, outside: Tensor, alpha: float) -> float:
     >>> 0.5 < mu_by_threshold(a + 1, b, 1e-3) < 1
     True
     """
-    candidates = torch.cat([inside[::2], outside[::2]]).sort().values
-    candidates = candidates[:: max(1, len(candidates) // 200)]
-    threshold = max(candidates.tolist(), key=lambda at: _mu_at(at, inside[::2], outside[::2], alpha))
-    return max(0.0, _mu_at(threshold, inside[1::2], outside[1::2], alpha))
+    first, second = (inside[::2].numpy(), outside[::2].numpy()), (inside[1::2].numpy(), outside[1::2].numpy())
+    candidates = np.concatenate(first)
+    best = candidates[_mu_at(candidates, *first, alpha).argmax()]
+    return max(0.0, float(_mu_at(np.array([best]), *second, alpha)[0]))
 
 
-def _mu_at(threshold: float, inside: Tensor, outside: Tensor, alpha: float) -> float:
-    false = upper_rate(int((outside >= threshold).sum()), len(outside), alpha / 2)
-    missed = upper_rate(int((inside < threshold).sum()), len(inside), alpha / 2)
-    return float(stats.norm.isf(false) - stats.norm.ppf(missed))
+def _mu_at(thresholds: Numbers, inside: Numbers, outside: Numbers, alpha: float) -> Numbers:
+    """The bound on mu at each threshold."""
+    false = len(outside) - np.searchsorted(np.sort(outside), thresholds, side="left")
+    missed = np.searchsorted(np.sort(inside), thresholds, side="left")
+    rates = [upper_rate(hits, len(them), alpha / 2) for hits, them in ((false, outside), (missed, inside))]
+    with np.errstate(invalid="ignore"):
+        found = -special.ndtri(rates[0]) - special.ndtri(rates[1])
+    return np.nan_to_num(found, nan=-np.inf, neginf=-np.inf)
 
 
-def upper_rate(hits: int, trials: int, alpha: float) -> float:
-    """The Clopper-Pearson upper bound on a probability.
+def upper_rate(hits: Numbers, trials: int, alpha: float) -> Numbers:
+    """The Clopper-Pearson upper bound on a probability, for each number of hits.
 
-    >>> round(upper_rate(0, 100, 0.05), 4)
-    0.0295
+    >>> upper_rate(np.array([0, 100]), 100, 0.05).round(4)
+    array([0.0295, 1.    ])
     """
-    return 1.0 if hits >= trials else float(stats.beta.ppf(1 - alpha, hits + 1, trials - hits))
+    found = special.betaincinv(hits + 1.0, np.maximum(trials - hits, 1.0), 1 - alpha)
+    return np.where(hits >= trials, 1.0, found)
 
 
 def one_run_epsilon(right: int, guesses: int, canaries: int, delta: float, alpha: float) -> float:
@@ -211,10 +227,11 @@ def one_run_epsilon(right: int, guesses: int, canaries: int, delta: float, alpha
 
     def rejected(epsilon: float) -> bool:
         p = 1 / (1 + math.exp(-epsilon))
-        beta = float(stats.binom.sf(right - 1, guesses, p))
-        reach = np.arange(1, right + 1)
-        kappa = float(np.max((stats.binom.sf(right - reach - 1, guesses, p) - beta) / reach)) if right else 0.0
-        return beta + 2 * canaries * delta * kappa <= alpha
+        # P[Bin(guesses, p) >= k] for k = right, right - 1, ..., 0
+        tails = special.bdtrc(np.arange(right, -1, -1) - 1.0, guesses, p)
+        tails = np.where(np.arange(right, -1, -1) == 0, 1.0, tails)
+        kappa = float(np.max((tails[1:] - tails[0]) / np.arange(1, right + 1))) if right else 0.0
+        return bool(tails[0] + 2 * canaries * delta * kappa <= alpha)
 
     if not rejected(0.0):
         return 0.0

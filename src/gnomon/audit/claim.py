@@ -18,7 +18,7 @@ class Claim:
 
     >>> claim = Claim(1.4147, accounting.Poisson(0.01), 1000, 1e-5)
     >>> round(claim.epsilon, 2), round(claim.epsilon_at(2 * claim.mu), 1), claim.epsilon_at(0.0)
-    (1.0, 4.4, 0.0)
+    (1.0, 4.5, 0.0)
     """
 
     noise_multiplier: float
