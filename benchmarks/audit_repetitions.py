@@ -10,13 +10,14 @@ import sys
 import time
 
 import torch
+from tqdm import tqdm
 
 import gnomon
 from gnomon.audit import Probe, ProbeBench, StepAudit, TrainerTarget, probe_loss
 from gnomon.audit.audit import BOUNDS
 
 
-def repeat(times: int, releases: int = 50, confidence: float = 0.999, size: int = 64) -> dict[str, list[int]]:
+def repeat(times: int, releases: int = 30, confidence: float = 0.999, size: int = 64) -> dict[str, list[int]]:
     """The repetitions in which a bound lay above the claim or a test failed, by name."""
     model = Probe(size)
     trainer = gnomon.Trainer(
@@ -26,7 +27,7 @@ def repeat(times: int, releases: int = 50, confidence: float = 0.999, size: int 
     bench = ProbeBench(size, 1.0)
     step = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=32)
     found: dict[str, list[int]] = {}
-    for i in range(times):
+    for i in tqdm(range(times), mininterval=10):
         findings, lower, _ = step.run(releases, (1 - confidence) / BOUNDS)
         over = [name for name, mu in lower.items() if mu > step.target.claim.mu]
         for name in over + [f"{one.part} {one.what}" for one in findings if not one.ok]:

@@ -42,7 +42,7 @@ def audit(
     Copies of the Trainer get data sets of the auditor's choice; the Trainer itself is left as it is. On the `Probe`
     model the auditor writes every gradient down and the bound is tight; any other model is attacked with records of
     `data`. `releases` is how many steps each data set is released for. `whole_run=m` attacks a whole run of the
-    probe with m canaries as well, which takes as long as such a run.
+    method on a probe with m canaries as well, which takes as long as such a run.
 
     >>> from gnomon.audit import Probe, probe_loss
     >>> from gnomon.release import SeededNoise
@@ -63,6 +63,8 @@ def audit(
         raise SettingError("data", None, "records for the model, or a Trainer of gnomon.audit.Probe")
     else:
         bench = RecordBench(data)
+    if whole_run:
+        _run_size(trainer)  # refuses before anything takes time
     started = time.monotonic()
     alpha = (1 - confidence) / (BOUNDS + bool(whole_run))
     target = TrainerTarget(trainer, bench.one)
@@ -75,8 +77,8 @@ def audit(
     findings += sampling(type(trainer), target.claim)
     run: OneRun | None = None
     if whole_run:
-        run = one_run(target.claim, method=trainer.method if trainer.method.public is None else None,
-                      canaries=whole_run, alpha=alpha, trainer=type(trainer))  # fmt: skip
+        run = one_run(target.claim, method=trainer.method, canaries=whole_run, size=_run_size(trainer), alpha=alpha,
+                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size)  # fmt: skip
     return Report(
         target.claim,
         confidence,
@@ -88,6 +90,16 @@ def audit(
         () if trainer.noise.private else ("not private: seeded noise. Whoever knows the seed can subtract the noise.",),
         time.monotonic() - started,
     )
+
+
+def _run_size(trainer: Trainer) -> int | None:
+    """The size of the probe for a whole run; public records must fit it."""
+    if trainer.method.public is None:
+        return None
+    if isinstance(trainer.model, Probe):
+        return trainer.model.size
+    allowed = "0 for a method with public records and a model of one's own, or a Trainer of gnomon.audit.Probe"
+    raise SettingError("whole_run", trainer.method.name, allowed)
 
 
 class StepAudit:

@@ -34,6 +34,7 @@ def one_run(
     *,
     method: Method | None = None,
     canaries: int = 1000,
+    size: int | None = None,
     alpha: float = 1e-3,
     trainer: type[Trainer] = Trainer,
     max_physical_batch_size: int | None = None,
@@ -41,7 +42,8 @@ def one_run(
 ) -> OneRun:
     """Trains the probe for the whole claimed run on canaries that a coin chose, and guesses the coins.
 
-    Methods that use public records need them in the probe's shape, one number a canary.
+    The probe has `size` parameters, by default one for each canary, which then has it to itself; in a smaller one
+    canaries are random directions. Methods that use public records need them to be as wide as the probe.
 
     >>> from gnomon.accounting import FullBatch
     >>> broken = one_run(Claim(0.05, FullBatch(), 1, 1e-5), canaries=100)
@@ -50,15 +52,15 @@ def one_run(
     """
     draw = torch.Generator().manual_seed(seed)
     coins = torch.rand(canaries, generator=draw) < 0.5
-    model = Probe(canaries)
+    model = Probe(size or canaries)
     copied = trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method or dp_sgd(),
         sampler=claim.sampler, expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier,
         target_delta=claim.delta, steps=claim.steps, adjacency=claim.adjacency,
         max_physical_batch_size=max_physical_batch_size, progress=False,
     )  # fmt: skip
-    # coordinates are shuffled over both tensors, so that rules that clip by tensor treat canaries alike
-    spikes = 1000 * torch.eye(canaries)[torch.randperm(canaries, generator=draw)]
+    rows = torch.randn(canaries, model.size, generator=draw) if model.size < canaries else torch.eye(model.size)
+    spikes = 1000 * rows[:canaries] / rows[:canaries].norm(dim=1, keepdim=True)
     copied.fit((spikes[coins], torch.zeros(int(coins.sum()))))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     return judged(-(spikes @ weights), coins, claim.delta, alpha)

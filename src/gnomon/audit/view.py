@@ -125,7 +125,7 @@ def flat(vector: Mapping[str, Tensor]) -> Tensor:
     >>> flat({"a": torch.ones(1, 2), "b": torch.zeros(1)})
     tensor([1., 1., 0.], dtype=torch.float64)
     """
-    return torch.cat([value.detach().flatten().double() for value in vector.values()])
+    return torch.cat([value.detach().cpu().flatten().double() for value in vector.values()])
 
 
 def unit(like: Tensor, place: int) -> Tensor:

@@ -56,6 +56,7 @@ def _histograms(axes: Axes, scores: Scores, sigma: float) -> None:
     ):
         axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35, label=name)
         axes.plot(grid, stats.norm.pdf(grid, centre, sigma), color=colour, linewidth=1.3)
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend
     axes.set_xlabel("score along the record, in units of C")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
