@@ -18,7 +18,6 @@ from gnomon.validate import SettingError
 
 INTERRUPTED = 130
 VIOLATED = 1
-AUDIT_FILES = ("audit.txt", "audit.json", "audit.png")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -301,10 +300,14 @@ def _audit(args: argparse.Namespace) -> int:
     from gnomon.audit import audit
     from gnomon.audit.settings import trainer_to_audit
     from gnomon.report import audit_scores
-    from gnomon.runs import RunFolder
 
+    if args.out is not None:
+        if (args.out / "audit.json").exists() and not args.overwrite:
+            raise SettingError(
+                "out", str(args.out), "another folder, or --overwrite to replace the audit that is there"
+            )
+        args.out.mkdir(parents=True, exist_ok=True)
     trainer, data = trainer_to_audit(_config(args))
-    folder = None if args.out is None else RunFolder(args.out, args.overwrite, AUDIT_FILES)
     report = audit(
         trainer,
         data,
@@ -315,10 +318,10 @@ def _audit(args: argparse.Namespace) -> int:
         progress=not args.quiet,
     )
     print(report.json() if args.json else report.table())
-    if folder is not None:
-        folder.write("audit.txt", (report.table() + "\n").encode())
-        folder.write("audit.json", report.json().encode())
-        audit_scores(report, folder.path / "audit.png")
+    if args.out is not None:
+        (args.out / "audit.txt").write_text(report.table() + "\n")
+        audit_scores(report, args.out / "audit.png")
+        (args.out / "audit.json").write_text(report.json())
     return 0 if report.ok else VIOLATED
 
 

@@ -52,7 +52,7 @@ class RunFolder:
     'hello'
     """
 
-    def __init__(self, path: Path, overwrite: bool = False, files: tuple[str, ...] = FILES) -> None:
+    def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
             raise SettingError("out", str(path), "a folder: this is a file")
@@ -60,7 +60,7 @@ class RunFolder:
             raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for name in files:
+            for name in FILES:
                 (path / name).unlink(missing_ok=True)
         except OSError as error:
             raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
