@@ -103,7 +103,18 @@ def _run_size(trainer: Trainer) -> int | None:
 
 
 class StepAudit:
-    """Parts S, W, E and K of one target. What is deterministic is measured once; `run` can be repeated."""
+    """Parts S, W, E and K of one target. What is deterministic is measured once; `run` can be repeated.
+
+    >>> from gnomon.audit import probe_loss
+    >>> from gnomon.release import SeededNoise
+    >>> model, bench = Probe(8), ProbeBench(8, bound=1.0)
+    >>> trainer = Trainer(model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1,
+    ...                   expected_batch_size=16, noise_multiplier=1.0, target_delta=1e-5, steps=10,
+    ...                   noise=SeededNoise(0), progress=False)
+    >>> findings, lower, _ = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=4).run(20, alpha=1e-3)
+    >>> all(one.ok for one in findings), lower["S and W"] < 1
+    (True, True)
+    """
 
     def __init__(self, target: Target, bench: Bench, canaries: int) -> None:
         self.target = target

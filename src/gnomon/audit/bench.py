@@ -88,7 +88,16 @@ class Bench(Protocol):
 
 
 class ProbeBench:
-    """Gradients as one pleases. `bound` is the clip bound, `batch` how many others there are."""
+    """Gradients as one pleases. `bound` is the clip bound, `batch` how many others there are.
+
+    >>> from gnomon.audit import TrainerTarget
+    >>> from gnomon.training import Trainer
+    >>> model, bench = Probe(8), ProbeBench(8, bound=1.0)
+    >>> trainer = Trainer(model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1,
+    ...                   expected_batch_size=16, noise_multiplier=1.0, target_delta=1e-5, steps=10, progress=False)
+    >>> [pair.name for pair in bench.pairs(TrainerTarget(trainer, bench.one).view)][:3]
+    ['opposed bulk', 'aligned bulk', 'alone']
+    """
 
     def __init__(self, size: int, bound: float, batch: int = 16, seed: int = 0) -> None:
         self.size, self.bound, self.batch, self.seed = size, bound, batch, seed

@@ -20,7 +20,13 @@ GUESSED = 0.2
 
 @dataclass(frozen=True)
 class OneRun:
-    """What the attack on a run gave. Needs no law of the noise and no knowledge of a step, and proves less for it."""
+    """What the attack on a run gave. Needs no law of the noise and no knowledge of a step, and proves less for it.
+
+    >>> scores, coins = torch.arange(100.0), torch.arange(100) >= 50
+    >>> found = judged(scores, coins, delta=1e-5, alpha=0.05)
+    >>> found.right, round(found.epsilon, 2)
+    (20, 1.82)
+    """
 
     canaries: int
     guesses: int

@@ -14,7 +14,7 @@ from gnomon.audit.bench import Batch
 from gnomon.audit.claim import Claim
 from gnomon.audit.view import Still, View
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
-from gnomon.subspaces import Moment
+from gnomon.subspaces import Ambient, Moment
 from gnomon.training import Trainer
 
 NEVER = 1e-12
@@ -61,14 +61,23 @@ class TrainerTarget:
     A copy has the same class, model, loss, method, clip bound, divisor and noise. Its optimizer is plain SGD with
     learning rate 1, so that `-(change of the weights) * divisor` is the released sum; weights are put back after
     each step.
+
+    >>> from gnomon.audit import Probe, probe_loss
+    >>> model = Probe(4)
+    >>> trainer = Trainer(model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1,
+    ...                   expected_batch_size=16, noise_multiplier=1.0, target_delta=1e-5, steps=10, progress=False)
+    >>> record = torch.tensor([[0.0, 30.0, 40.0, 0.0]]), torch.zeros(1)
+    >>> TrainerTarget(trainer, record).releases(record, 1, noisy=False).round(decimals=3)
+    tensor([[0.0000, 0.6000, 0.8000, 0.0000]], dtype=torch.float64)
     """
 
     def __init__(self, trainer: Trainer, one: Batch) -> None:
         self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
-        plan = trainer.plan
-        still = Still(trainer.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
-        self.method = dataclasses.replace(trainer.method, subspace=still)
-        moment = Moment(trainer.model, trainer.loss, still.step, still.steps_per_epoch, still.steps, SeededNoise(0))
+        plan, self.method = trainer.plan, trainer.method
+        if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
+            still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
+            self.method = dataclasses.replace(self.method, subspace=still)
+        moment = Moment(trainer.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
         self.view = View(self.method, moment)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
