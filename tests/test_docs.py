@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = [
     "",
     ".accounting",
+    ".audit",
     ".clipping",
     ".constraints",
     ".data",

@@ -8,7 +8,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from gnomon.audit import audit
+from gnomon.audit.settings import trainer_to_audit
 from gnomon.config import TrainConfig
+from gnomon.report import audit_scores
 from gnomon.runs import train
 
 HERE = Path(__file__).parent
@@ -53,8 +56,15 @@ def pipeline(path: Path) -> None:
     figure.savefig(path)
 
 
+def audited(path: Path) -> None:
+    """An audit of DP-SGD at epsilon = 1."""
+    trainer, _ = trainer_to_audit(TrainConfig(batch_size=14, epochs=10, target_epsilon=1.0))
+    audit_scores(audit(trainer, progress=True), path)
+
+
 def main() -> None:
     pipeline(HERE / "pipeline.png")
+    audited(HERE / "audit.png")
     with tempfile.TemporaryDirectory() as place:
         run = train(TrainConfig(target_epsilon=1.0), Path(place) / "run")
         (HERE / "digits.png").write_bytes((run.folder / "curve.png").read_bytes())

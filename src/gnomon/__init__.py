@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gnomon import (
         accounting,
+        audit,
         clipping,
         constraints,
         data,
@@ -39,6 +40,7 @@ __all__ = [
     "Statement",
     "Trainer",
     "accounting",
+    "audit",
     "clipping",
     "constraints",
     "data",
@@ -55,6 +57,7 @@ __all__ = [
 
 _PACKAGES = {
     "accounting",
+    "audit",
     "clipping",
     "constraints",
     "data",

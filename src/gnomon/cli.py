@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from gnomon.runs import Run
 
 INTERRUPTED = 130
+VIOLATED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 2 for a wrong setting, or 130 after Ctrl-C.
+    """Run a command; the exit code is 0, 1 if an audit refutes a claim, 2 for a wrong setting, or 130 after Ctrl-C.
 
     >>> main(["account", "--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "3200"])
     epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_account(commands)
     cli_ledger.add_resume(commands, _tell)
     cli_ledger.add_ledger(commands)
+    _add_audit(commands)
     _add_methods(commands)
     return parser
 
@@ -284,6 +286,69 @@ def _account(args: argparse.Namespace) -> int:
         else:
             print(found.describe())
     return 0
+
+
+# -- audit -----------------------------------------------------------------------------------------
+
+
+def _add_audit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "audit",
+        help="attack the private step and compare what it leaks with the claim",
+        description="Attack the training step that the settings of a run stand for, and give a lower bound on its "
+        "epsilon beside the claimed one. The exit code is 1 if the claim is VIOLATED.",
+        epilog="examples:\n"
+        "  gnomon audit --target-epsilon 1\n"
+        "  gnomon audit --method pcdp --rank 16 --scope per-tensor --clip automatic\n"
+        "  gnomon audit --model logistic --data digits --canaries 16\n"
+        "  gnomon audit --config runs/demo/config.yaml --whole-run 1000 --out runs/demo-audit\n\n"
+        "Without --model a probe of 64 parameters is attacked, whose gradients the auditor chooses: a tight bound.\n"
+        "The folder holds audit.txt, audit.json and audit.png.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_audit)
+    parser.add_argument("--canaries", type=int, default=32, metavar="N", help="canaries in one release (default: 32)")
+    parser.add_argument("--releases", type=int, default=200, metavar="N",
+                        help="steps that each of four data sets is released for (default: 200)")  # fmt: skip
+    parser.add_argument("--confidence", type=float, default=0.999, metavar="X",
+                        help="of the lower bound (default: 0.999)")  # fmt: skip
+    parser.add_argument("--whole-run", type=int, default=0, metavar="N",
+                        help="also attack a whole run with N canaries; takes as long as such a run")  # fmt: skip
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to leave table, JSON and picture")
+    parser.add_argument("--overwrite", action="store_true", help="replace the audit that is in the folder")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_settings(parser)
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from gnomon.audit import audit
+    from gnomon.audit.settings import trainer_to_audit
+    from gnomon.report import audit_scores
+
+    if args.out is not None:
+        if (args.out / "audit.json").exists() and not args.overwrite:
+            raise SettingError(
+                "out", str(args.out), "another folder, or --overwrite to replace the audit that is there"
+            )
+        args.out.mkdir(parents=True, exist_ok=True)
+    trainer, data = trainer_to_audit(_config(args))
+    report = audit(
+        trainer,
+        data,
+        canaries=args.canaries,
+        releases=args.releases,
+        confidence=args.confidence,
+        whole_run=args.whole_run,
+        progress=not args.quiet,
+    )
+    print(report.json() if args.json else report.table())
+    if args.out is not None:
+        (args.out / "audit.txt").write_text(report.table() + "\n")
+        audit_scores(report, args.out / "audit.png")
+        (args.out / "audit.json").write_text(report.json())
+    return 0 if report.ok else VIOLATED
 
 
 # -- methods ---------------------------------------------------------------------------------------

@@ -20,6 +20,18 @@ BYTES_PER_KEY = 2**36
 """A key is replaced after this much of its stream, far below the 2^38 bytes that its counter reaches."""
 
 
+_forks = [0]
+"""How often this process's line has forked. A process number alone can come again, in another namespace say."""
+
+
+def _forked() -> None:
+    _forks[0] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class NoiseSource(Protocol):
     """Where randomness comes from."""
 
@@ -47,7 +59,7 @@ class SecureNoise:
     private = True
 
     def __init__(self) -> None:
-        self._process, self._left = -1, 0
+        self._process, self._left = (-1, -1), 0
 
     def normal(self, count: int) -> Tensor:
         pairs = (count + 1) // 2
@@ -59,11 +71,12 @@ class SecureNoise:
 
     def _words(self, count: int) -> Tensor:
         """Fresh 64-bit words of the keystream."""
-        if self._process != os.getpid() or self._left < 8 * count:
+        process = os.getpid(), _forks[0]
+        if self._process != process or self._left < 8 * count:
             # the first four bytes of the nonce are the block counter: it starts at zero
             key, nonce = os.urandom(32), bytes(4) + os.urandom(12)
             self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-            self._process, self._left = os.getpid(), BYTES_PER_KEY
+            self._process, self._left = process, BYTES_PER_KEY
         words = np.zeros(count, dtype=np.int64)
         if count:
             raw = words.view(np.uint8).data

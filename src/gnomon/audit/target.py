@@ -1,0 +1,121 @@
+"""The Trainer under attack: gets data sets of the auditor's choice, and its releases are read from the weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gnomon.accounting import FullBatch, Poisson, Sampling
+from gnomon.audit.bench import Batch
+from gnomon.audit.claim import Claim
+from gnomon.audit.view import Still, View
+from gnomon.release import NoiseSource, SecureNoise, SeededNoise
+from gnomon.subspaces import Ambient, Moment
+from gnomon.training import Trainer
+
+NEVER = 1e-12
+"""A sample rate at which nobody comes."""
+
+
+class Target(Protocol):
+    """Anything that releases noisy sums. A Trainer is one; a federated server can be another."""
+
+    @property
+    def claim(self) -> Claim:
+        """What is claimed for it."""
+
+    @property
+    def view(self) -> View:
+        """The coordinates in which its noise is white."""
+
+    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
+        """The sums of `count` steps on a data set, (count, p), float64, in units of the clip bound.
+
+        None stands for a step that nobody takes part in. With `noisy=False` noise is off; `parts` is in how many
+        physical batches the data set is cut.
+        """
+
+
+class NoNoise:
+    """Zeros in the place of normals."""
+
+    private = False
+
+    def __init__(self, noise: NoiseSource) -> None:
+        self._noise = noise
+
+    def normal(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.float64)
+
+    def uniform(self, count: int) -> Tensor:
+        return self._noise.uniform(count)
+
+
+class TrainerTarget:
+    """Copies of a Trainer, each on a data set of the auditor's choice. The Trainer itself makes no step.
+
+    A copy has the same class, model, loss, method, clip bound, divisor and noise. Its optimizer is plain SGD with
+    learning rate 1, so that `-(change of the weights) * divisor` is the released sum; weights are put back after
+    each step.
+
+    >>> from gnomon.audit import Probe, probe_loss
+    >>> model = Probe(4)
+    >>> trainer = Trainer(model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1,
+    ...                   expected_batch_size=16, noise_multiplier=1.0, target_delta=1e-5, steps=10, progress=False)
+    >>> record = torch.tensor([[0.0, 30.0, 40.0, 0.0]]), torch.zeros(1)
+    >>> TrainerTarget(trainer, record).releases(record, 1, noisy=False).round(decimals=3)
+    tensor([[0.0000, 0.6000, 0.8000, 0.0000]], dtype=torch.float64)
+    """
+
+    def __init__(self, trainer: Trainer, one: Batch) -> None:
+        self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
+        plan, self.method = trainer.plan, trainer.method
+        if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
+            still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
+            self.method = dataclasses.replace(self.method, subspace=still)
+        moment = Moment(trainer.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
+        self.view = View(self.method, moment)
+
+    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
+        size = 1 if data is None else len(data[0])
+        physical = self.trainer.max_physical_batch_size if parts == 1 else max(1, -(-size // parts))
+        copied = self.copy(
+            Poisson(NEVER) if data is None else FullBatch(),
+            count,
+            noise=self.trainer.noise if noisy else NoNoise(SecureNoise()),
+            max_physical_batch_size=physical,
+        )
+        scale = copied.expected_batch_size / copied.max_grad_norm
+        parameters = [p for p in copied.model.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        rows = []
+        for inputs, targets in copied.batches(self.one if data is None else data):
+            copied.step(inputs, targets)
+            with torch.no_grad():
+                change = [(old.double() - p.double()).flatten() for p, old in zip(parameters, start, strict=True)]
+                for p, old in zip(parameters, start, strict=True):
+                    p.copy_(old)
+            rows.append(torch.cat(change).cpu() * scale)
+        return torch.stack(rows)
+
+    def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
+        """The Trainer again, from the start, for other data."""
+        trainer, model = self.trainer, copy.deepcopy(self.trainer.model)
+        chosen: dict[str, Any] = {
+            "method": self.method,
+            "max_grad_norm": trainer.max_grad_norm,
+            "expected_batch_size": trainer.expected_batch_size,
+            "noise_multiplier": self.claim.noise_multiplier,
+            "sampler": sampler,
+            "steps": steps,
+            "target_delta": min(self.claim.delta, NEVER**2),  # no epsilon is asked of a copy
+            "max_physical_batch_size": trainer.max_physical_batch_size,
+            "noise": trainer.noise,
+            "progress": False,
+        }
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return type(trainer)(model, trainer.loss, optimizer, **(chosen | settings))

@@ -1,0 +1,124 @@
+"""Every planted bug is caught in every method it can live in, and the honest methods pass."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon import Trainer
+from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, probe_loss
+from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
+from gnomon.methods import dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.release import SeededNoise
+from tests.audit import mutants
+
+SIZE, RANK, ALPHA = 64, 32, 2.5e-4
+
+
+def public(*shape: int, classes: int = 0):
+    draw = torch.Generator().manual_seed(5)
+    targets = torch.randint(0, classes, shape[:1], generator=draw) if classes else torch.zeros(shape[0])
+    return torch.randn(*shape, generator=draw), targets
+
+
+def families(data, rank: int):
+    return {
+        "dp-sgd": dp_sgd(),
+        "pdp": pdp(data, rank),
+        "pcdp": pcdp(data, rank),
+        "pcdp per tensor": pcdp(data, rank // 2, per_tensor=True),
+        "rpdp": rpdp(rank),
+        "rsdp": rsdp(0.3),
+        "gep": gep(data, rank // 2),
+        "automatic": dp_sgd(Automatic()),
+        "normalised": dp_sgd(Normalised()),
+        "psac": dp_sgd(PSAC()),
+        "per layer": dp_sgd(PerLayer()),
+        "pcdp automatic": pcdp(data, rank, clip=Automatic()),
+    }
+
+
+FAMILIES = families(public(80, SIZE), RANK)
+SUBSPACES = ["pdp", "pcdp", "pcdp per tensor", "rpdp", "rsdp", "gep", "pcdp automatic"]
+
+
+def trainer_of(method, model, loss, kind: type[Trainer] = Trainer) -> Trainer:
+    return kind(
+        model, loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method, sample_rate=0.01,
+        expected_batch_size=16, noise_multiplier=1.4147, target_delta=1e-5, steps=1000, noise=SeededNoise(1),
+        progress=False,
+    )  # fmt: skip
+
+
+def verdict(trainer: Trainer, bench, releases: int) -> list[str]:
+    """What the audit holds against a Trainer."""
+    step = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=4)
+    findings, lower, _ = step.run(releases, ALPHA)
+    claim = step.target.claim.mu
+    return [f"{one.part} {one.what}" for one in findings if not one.ok] + [n for n, mu in lower.items() if mu > claim]
+
+
+def on_probe(name: str, kind: type[Trainer] = Trainer, releases: int = 20) -> list[str]:
+    return verdict(trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, kind), ProbeBench(SIZE, 1.0, 8), releases)
+
+
+SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form: set GNOMON_SOAK=1")
+
+
+def cases() -> list:
+    """Families x bugs: in the short form every third, so that each family and each bug has some."""
+    return [
+        pytest.param(family, bug, marks=[] if (i + j) % 3 == 0 else SOAK)
+        for i, family in enumerate(FAMILIES)
+        for j, bug in enumerate(mutants.DOORS)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_honest_method_passes(family):
+    assert on_probe(family, releases=20) == []
+
+
+@pytest.mark.parametrize(("family", "bug"), cases())
+def test_the_bug_is_caught_and_named(family, bug, monkeypatch):
+    for memory in (mutants.NoiseReused.known, mutants.NoiseReusedLater.known, mutants.NoiseReusedLater.steps):
+        memory.clear()
+    door, reason = mutants.DOORS[bug]
+    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    assert reason in " ".join(on_probe(family, releases=60 if bug == "noise 5 % low" else 10))
+
+
+@pytest.mark.parametrize("family", ["dp-sgd", "rsdp", "per layer"])
+def test_one_draw_for_two_parameters_is_caught(family, monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoiseReusedNow)
+    assert "likeness of two coordinates" in " ".join(on_probe(family, releases=40))
+
+
+@pytest.mark.parametrize("family", SUBSPACES)
+def test_a_projector_from_private_data_is_caught(family):
+    found = " ".join(on_probe(family, mutants.ProjectorFromPrivateData, releases=5))
+    assert "S one" in found or "outside the subspace" in found
+
+
+def of_records(family: str, *, smuggled: bool) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(mutants.HandMadeBatchNorm() if smuggled else nn.Identity(), nn.Linear(6, 8), nn.Tanh(),
+                          nn.Linear(8, 3))  # fmt: skip
+    method = families(public(80, 6, classes=3), RANK)[family]
+    data = torch.randn(40, 6), torch.randint(0, 3, (40,))
+    trainer = trainer_of(method, model, nn.CrossEntropyLoss(reduction="none"))
+    return verdict(trainer, RecordBench(data, 8), releases=10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_norm_smuggled_in_is_caught(family, monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.refuse_dependence", lambda *ignored: None)
+    assert "S " in " ".join(of_records(family, smuggled=True))
+
+
+@pytest.mark.parametrize("family", ["dp-sgd", "pcdp per tensor", "gep", "per layer"])
+def test_an_honest_model_of_layers_passes(family):
+    assert of_records(family, smuggled=False) == []

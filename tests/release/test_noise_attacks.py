@@ -1,0 +1,236 @@
+"""Attacks on the noise: they win on float32 normals, kept here as controls, and stay at chance on ours."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import gnomon
+from gnomon.accounting import FullBatch
+from gnomon.audit.bounds import likeness, singular_values
+from gnomon.clipping import Flat
+from gnomon.release import Door, SecureNoise, SeededNoise
+from gnomon.release.noise import box_muller
+from gnomon.updates import Dense, Updates
+from tests.release.test_noise import after_fork
+
+ALPHA = 1e-6
+"""How often a test of randomness may fail by chance."""
+
+SIZE, TRIALS = 20_000, 200
+SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form: set GNOMON_SOAK=1")
+
+
+class Float32Noise:
+    """What torch.randn gives: Box-Muller on 24-bit uniforms."""
+
+    private = True
+
+    def normal(self, count: int) -> Tensor:
+        return torch.randn(count).double()
+
+    def uniform(self, count: int) -> Tensor:
+        return torch.rand(count).double()
+
+
+# -- who took part, from one release -----------------------------------------------------------------
+
+
+def blocks_of_16(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs that torch makes of one radius and one angle."""
+    rows = z[: len(z) // 16 * 16].reshape(-1, 16)
+    return rows[:, :8].flatten(), rows[:, 8:].flatten()
+
+
+def halves(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs that ours come from."""
+    return z[: len(z) // 2], z[len(z) // 2 : len(z) // 2 * 2]
+
+
+def off_lattice(z: Tensor, pairs, bits: int) -> float:
+    """How far `2^bits exp(-|pair|^2 / 2)`, the uniform behind a radius, is from whole numbers: 0.25 by chance.
+
+    Only small values tell: large ones are blurred by the rounding of z.
+    """
+    one, other = pairs(z)
+    uniforms = torch.exp(-(one.square() + other.square()) / 2)
+    small = uniforms[uniforms < max(2.0**14 * 2.0**-bits, uniforms.kthvalue(20).values)]
+    scaled = small * 2.0**bits
+    return float((scaled - scaled.round()).abs().mean())
+
+
+def guesses(noise, pairs, bits: int, trials: int = TRIALS) -> int:
+    """How often an observer who knows everybody else tells from one release whether somebody took part."""
+    torch.manual_seed(0)
+    right = 0
+    others, one = torch.randn(SIZE) / SIZE**0.5, torch.randn(SIZE)
+    for present in np.random.default_rng(0).integers(0, 2, trials):
+        rows = torch.stack([others, one]) if present else others[None]
+        door = Door({"w": torch.zeros(SIZE)}, 1.0, 1.0, 1.0, noise)
+        weights = door.admit(Updates({"w": Dense(rows)}, torch.zeros(len(rows))), Flat())
+        seen = door.release()["w"].double()
+        out = seen - others.double() * weights[0]
+        scores = [off_lattice(z, pairs, bits) for z in (out, out - one.double() / one.double().norm())]
+        right += (scores[1] < scores[0]) == bool(present)
+    return right
+
+
+@pytest.mark.parametrize("pairs", [blocks_of_16, halves])
+@pytest.mark.parametrize("bits", [24, 32, 53, 54])
+def test_the_lattice_attack_stays_at_chance_on_our_release(pairs, bits):
+    trials = TRIALS if (pairs, bits) == (blocks_of_16, 24) else 60
+    right = guesses(SecureNoise(), pairs, bits, trials)
+    assert stats.binomtest(right, trials).pvalue > ALPHA
+
+
+def test_the_lattice_attack_wins_on_float32_normals():
+    # the control: the same door, rounding to a grid included, with torch's float32 normals in it
+    assert guesses(Float32Noise(), blocks_of_16, 24, 60) == 60
+
+
+def test_the_lattice_attack_knows_how_our_radii_are_made():
+    # the other control: before anything is rounded, the 54-bit lattice of our own recipe is visible
+    words = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, 2000))
+    words[:1000] >>= 36  # small uniforms, where float64 resolves the lattice
+    z = box_muller(words)
+    one, other = halves(z)
+    lattice = torch.exp(-(one.square() + other.square()) / 2) * 2.0**53 - 0.5
+    assert (lattice - lattice.round()).abs().max() < 0.01
+
+
+# -- tails ---------------------------------------------------------------------------------------------
+
+FAR = 5.77
+"""Float32 normals end at sqrt(2 ln 2^24) = 5.768."""
+
+
+def test_tails_beyond_the_end_of_float32_have_the_right_rate():
+    # The radius word decides how far out a pair can lie. Words whose upper 24 bits are equal are those below 2^-23
+    # of the range, and fresh words shifted by 23 are an exact sample of them: 2^23 times as many tails as usual.
+    pairs, shift = 400_000, 23
+    words = SecureNoise()._words(2 * pairs)
+    words[:pairs] >>= shift
+    z = box_muller(words)
+    expected = 2 * stats.norm.sf(FAR) * 2.0**shift
+    assert stats.binomtest(int((z.abs() > FAR).sum()), 2 * pairs, expected).pvalue > ALPHA
+    beyond = z[z.abs() > FAR].abs().numpy()
+    assert len(beyond) > 10_000
+    law = stats.norm.sf(beyond) / stats.norm.sf(FAR)
+    assert stats.kstest(law, "uniform").pvalue > ALPHA
+    assert math.sqrt(2 * 24 * math.log(2)) < FAR < beyond.max()
+
+
+@SOAK
+@pytest.mark.slow
+def test_tails_of_two_thousand_million_normals():
+    noise, draws, chunk = SecureNoise(), 2 * 10**9, 2**20
+    far = sum(int((noise.normal(chunk).abs() > FAR).sum()) for _ in range(draws // chunk))
+    mean = 2 * stats.norm.sf(FAR) * (draws // chunk) * chunk
+    assert stats.poisson.cdf(far, mean) > ALPHA
+    assert stats.poisson.sf(far - 1, mean) > ALPHA
+
+
+# -- repeats -------------------------------------------------------------------------------------------
+
+
+def releases(steps: int, noise=None) -> Tensor:
+    """Pure noise of a Trainer's steps, (steps, parameters), read from the change of the weights."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).double()
+    for p in model.parameters():
+        nn.init.zeros_(p)  # zero weights and inputs: only the last bias has a gradient
+    trainer = gnomon.Trainer(
+        model, lambda out, target: 0 * out.sum(1), torch.optim.SGD(model.parameters(), lr=1.0), sampler=FullBatch(),
+        expected_batch_size=1, noise_multiplier=1.0, target_delta=1e-5, steps=steps, noise=noise, progress=False,
+    )  # fmt: skip
+    data = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2)
+    rows = []
+    for inputs, targets in trainer.batches(data):
+        trainer.step(inputs, targets)
+        rows.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    table = torch.stack(rows)
+    return table.diff(dim=0, prepend=torch.zeros(1, table.shape[1], dtype=torch.float64))
+
+
+def collisions(values: Tensor) -> int:
+    """Values that occur twice, on the grid of 2^-20 on which released sums lie."""
+    return values.numel() - len((values.flatten() * 2**20).round().unique())
+
+
+def test_no_noise_repeats_across_steps_and_parameters():
+    table = releases(300)
+    count = table.numel()
+    # independent normals on the grid meet by chance: n^2 / 2 pairs, each with probability grid / (2 sqrt(pi))
+    chance = count**2 / 2 * 2.0**-20 / (2 * math.sqrt(math.pi))
+    assert stats.poisson.sf(collisions(table) - 1, chance) > ALPHA
+    # the control: one draw used for every step
+    repeated = table[:1].expand(300, -1)
+    assert stats.poisson.sf(collisions(repeated) - 1, chance) < ALPHA
+
+
+def test_the_steps_noise_has_every_singular_value_where_it_belongs():
+    table = releases(500)
+    found = singular_values(table, ALPHA)
+    assert found.ok, found
+    # controls: half the noise, one direction without noise, one draw used for every fourth step
+    silent, reused = table.clone(), table.clone()
+    silent[:, 5] = 0
+    reused[::4] = reused[0]
+    assert not singular_values(table / 2, ALPHA).ok
+    assert not singular_values(silent, ALPHA).ok
+    assert not singular_values(reused, ALPHA).ok
+
+
+def test_no_two_steps_and_no_two_coordinates_share_a_draw():
+    table = releases(300)
+    assert likeness(table, ALPHA).ok
+    assert likeness(table.T, ALPHA).ok
+    # controls: one draw used for two steps, one for two coordinates
+    steps, places = table.clone(), table.clone()
+    steps[250], places[:, 7] = steps[3], places[:, 90]
+    assert not likeness(steps, ALPHA).ok
+    assert not likeness(places.T, ALPHA).ok
+
+
+def test_released_noise_follows_the_normal_law():
+    for noise in (None, SeededNoise(0)):
+        values = releases(300, noise).flatten().numpy()
+        assert stats.kstest(values, "norm").pvalue > ALPHA
+    assert stats.kstest(0.95 * values, "norm").pvalue < ALPHA  # the control
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_draws_other_noise_even_under_the_same_process_number(monkeypatch):
+    # as in a new process namespace, or where a number is used again
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    noise = SecureNoise()
+    noise.normal(3)
+    theirs, ours = after_fork(noise)
+    assert len(theirs) == 16
+    assert not (theirs == ours).any()
+
+
+def test_the_state_of_the_noise_cannot_be_stored():
+    noise = SecureNoise()
+    noise.normal(2)
+    for store in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError):
+            store(noise)
+
+
+def test_fresh_processes_draw_other_noise():
+    code = "from gnomon.release import SecureNoise; print(*SecureNoise().normal(50).tolist())"
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    drawn = [process.communicate()[0].split() for process in running]
+    assert [len(one) for one in drawn] == [50, 50]
+    assert len({*drawn[0], *drawn[1]}) == 100
