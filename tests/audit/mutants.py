@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.audit.target import NoNoise
-from gnomon.release import Door
+from gnomon.release import Admitted, Door
 from gnomon.subspaces import Embedding, RandomMask
 from gnomon.subspaces.random_mask import MaskBasis
 from gnomon.subspaces.random_projection import FourierBasis
@@ -26,7 +26,7 @@ class NoClipping(Door):
         if len(updates):
             for name, part in updates.weighted_sum(weights.squeeze(1)).items():
                 self._sum[name] = self._sum[name] + part if name in self._sum else part
-        return weights
+        return Admitted(weights, updates.norms_by_parameter())
 
 
 class BatchClipped(NoClipping):

@@ -11,8 +11,9 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, probe_loss
 from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
-from gnomon.methods import dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
+from gnomon.subspaces import PublicEigenspace
 from tests.audit import mutants
 
 SIZE, RANK, ALPHA = 64, 32, 2.5e-4
@@ -38,11 +39,14 @@ def families(data, rank: int):
         "psac": dp_sgd(PSAC()),
         "per layer": dp_sgd(PerLayer()),
         "pcdp automatic": pcdp(data, rank, clip=Automatic()),
+        "dp-lsgd": dp_lsgd(steps=2, lr=0.5),
+        "local steps in a subspace": dp_lsgd(steps=2, lr=0.5, subspace=PublicEigenspace(data, rank)),
+        "dp-comp-minibatch": dp_comp_minibatch("l2:5", sketch=rank),
     }
 
 
 FAMILIES = families(public(80, SIZE), RANK)
-SUBSPACES = ["pdp", "pcdp", "pcdp per tensor", "rpdp", "rsdp", "gep", "pcdp automatic"]
+SUBSPACES = ["pdp", "pcdp", "pcdp per tensor", "rpdp", "rsdp", "gep", "pcdp automatic", "local steps in a subspace"]
 
 
 def trainer_of(method, model, loss, kind: type[Trainer] = Trainer) -> Trainer:

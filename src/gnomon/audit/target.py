@@ -13,9 +13,12 @@ from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.audit.bench import Batch
 from gnomon.audit.claim import Claim
 from gnomon.audit.view import Still, View
+from gnomon.methods import Method
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
+from gnomon.steps import Descent
 from gnomon.subspaces import Ambient, Moment
 from gnomon.training import Trainer
+from gnomon.validate import SettingError
 
 NEVER = 1e-12
 """A sample rate at which nobody comes."""
@@ -55,6 +58,14 @@ class NoNoise:
         return self._noise.uniform(count)
 
 
+def _plainly_moved(method: Method) -> Method:
+    """The method with a step from which the release can be read: how a release moves the model is post-processing."""
+    if method.project == "between":
+        allowed = "a method that clips last: a sketched sum is bounded over the law of its sketches, not in every step"
+        raise SettingError("method", method.describe(), allowed)
+    return dataclasses.replace(method, step=Descent(), average=False, full_batch=False)
+
+
 class TrainerTarget:
     """Copies of a Trainer, each on a data set of the auditor's choice. The Trainer itself makes no step.
 
@@ -73,7 +84,7 @@ class TrainerTarget:
 
     def __init__(self, trainer: Trainer, one: Batch) -> None:
         self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
-        plan, self.method = trainer.plan, trainer.method
+        plan, self.method = trainer.plan, _plainly_moved(trainer.method)
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
             still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
