@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from gnomon import __version__
+from gnomon import __version__, cli_report
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
 from gnomon.validate import SettingError
 
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     _add_train(commands)
     _add_compare(commands)
+    cli_report.add_report(commands)
     _add_account(commands)
     _add_methods(commands)
     return parser
@@ -87,6 +88,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--tensorboard", action="store_true", help="event files in the folder tensorboard of the run")
     _add_settings(parser)
 
 
@@ -118,7 +120,7 @@ def _train(args: argparse.Namespace) -> int:
 
     config = _config(args)
     out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet, tensorboard=args.tensorboard)
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
@@ -193,6 +195,7 @@ def _compare(args: argparse.Namespace) -> int:
         cells, out, workers=args.workers if args.workers is not None else os.cpu_count() or 1, progress=not args.quiet
     )
     compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
+    compare.remember(out, config, methods, levels, args.seeds, cells)
     return 0
 
 

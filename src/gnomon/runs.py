@@ -22,14 +22,19 @@ from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.environment import environment
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
+from gnomon.report.events import EventFiles
 from gnomon.training import Result, Trainer, train_on_public
 from gnomon.validate import SettingError, positive, whole
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
-FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
+FILES = (
+    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
+    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "report.html",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,29 +84,34 @@ class RunFolder:
             file.write(line + "\n")
 
 
-def train(config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> Run:
+def train(
+    config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True, tensorboard: bool = False
+) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
+
+    `tensorboard` writes event files into its folder `tensorboard` as well.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
     >>> with tempfile.TemporaryDirectory() as place:
     ...     run = train(config, Path(place) / "run", progress=False)
     ...     sorted(p.name for p in run.folder.iterdir())  # doctest: +NORMALIZE_WHITESPACE
-    ['config.yaml', 'curve.png', 'metrics.jsonl', 'model.safetensors', 'statement.json', 'statement.txt']
+    ['config.yaml', 'curve.png', 'environment.json', 'metrics.jsonl', 'model.safetensors',
+     'statement.json', 'statement.txt']
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
+    events = EventFiles(out / "tensorboard") if tensorboard else None
     source = load(config.data, config.data_dir)
     split = records(config, source)
     trainer = build_trainer(config, source, split.public, progress=progress)
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
-    result = trainer.fit(
-        split.private,
-        source.test,
-        on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(plain(record))),
-    )
+    folder.write("environment.json", json.dumps(environment(), indent=2).encode())
+    listeners = [lambda record: folder.append("metrics.jsonl", json.dumps(plain(record)))]
+    listeners += [events] if events is not None else []
+    result = trainer.fit(split.private, source.test, on_epoch=lambda record: [tell(record) for tell in listeners])
     final = trainer.model if trainer.average is None else trainer.average.module
     weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
     folder.write("model.safetensors", safetensors_bytes(_untied(weights), {"format": "pt"}))

@@ -1,6 +1,9 @@
-"""Pictures of runs."""
+"""Pictures of runs, and the page that tells about them."""
 
-from gnomon.report.comparison import comparison
+from gnomon.report.comparison import comparison, comparison_pictures
 from gnomon.report.curve import training_curve
+from gnomon.report.page import render, report
+from gnomon.report.picture import Picture
+from gnomon.report.training import training_pictures
 
-__all__ = ["comparison", "training_curve"]
+__all__ = ["Picture", "comparison", "comparison_pictures", "render", "report", "training_curve", "training_pictures"]
