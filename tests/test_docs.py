@@ -15,6 +15,7 @@ PACKAGES = [
     ".accounting",
     ".clipping",
     ".data",
+    ".diagnose",
     ".models",
     ".release",
     ".report",

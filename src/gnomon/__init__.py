@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnomon import accounting, clipping, data, methods, models, release, subspaces, updates
+    from gnomon import accounting, clipping, data, diagnose, methods, models, release, subspaces, updates
     from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -25,6 +25,7 @@ __all__ = [
     "accounting",
     "clipping",
     "data",
+    "diagnose",
     "evaluate",
     "methods",
     "models",
@@ -33,7 +34,7 @@ __all__ = [
     "updates",
 ]
 
-_PACKAGES = {"accounting", "clipping", "data", "methods", "models", "release", "subspaces", "updates"}
+_PACKAGES = {"accounting", "clipping", "data", "diagnose", "methods", "models", "release", "subspaces", "updates"}
 
 
 def __getattr__(name: str) -> Any:

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_compare(commands)
     cli_report.add_report(commands)
+    cli_report.add_diagnose(commands)
     _add_account(commands)
     _add_methods(commands)
     return parser
@@ -89,6 +90,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--tensorboard", action="store_true", help="event files in the folder tensorboard of the run")
+    cli_report.add_diagnose_flag(parser)
     _add_settings(parser)
 
 
@@ -120,7 +122,14 @@ def _train(args: argparse.Namespace) -> int:
 
     config = _config(args)
     out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    run = train(config, out, overwrite=args.overwrite, progress=not args.quiet, tensorboard=args.tensorboard)
+    run = train(
+        config,
+        out,
+        overwrite=args.overwrite,
+        progress=not args.quiet,
+        tensorboard=args.tensorboard,
+        diagnose_every=args.diagnose,
+    )
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}

@@ -39,3 +39,44 @@ def _report(args: argparse.Namespace) -> int:
     print(f"report   {path}")
     print(f"figures  {path.with_name(f'{path.stem}-figures')}")
     return 0
+
+
+def add_diagnose_flag(parser: argparse.ArgumentParser) -> None:
+    """`gnomon train --diagnose [N]`."""
+    parser.add_argument(
+        "--diagnose",
+        type=int,
+        nargs="?",
+        const=20,
+        metavar="N",
+        help="look inside every N steps (20 without a number) and write diagnostics.jsonl: unprotected",
+    )
+
+
+def add_diagnose(commands: Any) -> None:
+    """`gnomon diagnose`: a look inside a finished run."""
+    parser = commands.add_parser(
+        "diagnose",
+        help="look at gradients, subspaces, clipping and noise at a run's final model",
+        description="Compute spectra, subspaces, clipping bias and signal-to-noise at the saved model of a run and "
+        "write them to diagnosis.json in its folder, for gnomon report. Values marked unprotected read private records "
+        "without noise: keep them with the data holder. To look along training, use gnomon train --diagnose.",
+        epilog="examples:\n  gnomon diagnose runs/demo\n  gnomon diagnose runs/pcdp --public-only",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_diagnose)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a training run")
+    parser.add_argument("--public-only", action="store_true", help="read no private record")
+    parser.add_argument(
+        "--rank", type=int, default=20, metavar="N", help="dimensions of the public subspace (default: 20)"
+    )
+    parser.add_argument("--records", type=int, default=100, metavar="N", help="gradients to look at (default: 100)")
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from gnomon.diagnose.run import diagnose, summary
+
+    record = diagnose(args.folder, public_only=args.public_only, rank=args.rank, records=args.records)
+    print(summary(record))
+    print(f"\nfile  {args.folder / 'diagnosis.json'}")
+    return 0

@@ -22,6 +22,7 @@ from gnomon import clipping, models
 from gnomon.accounting import FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.diagnose.observer import Diagnostics
 from gnomon.environment import environment
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
@@ -85,11 +86,18 @@ class RunFolder:
 
 
 def train(
-    config: TrainConfig, out: Path, *, overwrite: bool = False, progress: bool = True, tensorboard: bool = False
+    config: TrainConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    tensorboard: bool = False,
+    diagnose_every: int | None = None,
 ) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
 
-    `tensorboard` writes event files into its folder `tensorboard` as well.
+    `tensorboard` writes event files into its folder `tensorboard` as well; `diagnose_every` writes diagnostics of every
+    so many steps into `diagnostics.jsonl`.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -109,9 +117,16 @@ def train(
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
-    listeners = [lambda record: folder.append("metrics.jsonl", json.dumps(plain(record)))]
-    listeners += [events] if events is not None else []
-    result = trainer.fit(split.private, source.test, on_epoch=lambda record: [tell(record) for tell in listeners])
+    if diagnose_every is not None:
+        keep = lambda record: folder.append("diagnostics.jsonl", json.dumps(record))  # noqa: E731
+        trainer.observers += (Diagnostics(keep, every=diagnose_every),)
+
+    def tell(record: dict[str, Any]) -> None:
+        folder.append("metrics.jsonl", json.dumps(plain(record)))
+        if events is not None:
+            events(record)
+
+    result = trainer.fit(split.private, source.test, on_epoch=tell)
     final = trainer.model if trainer.average is None else trainer.average.module
     weights = {name: value.detach().cpu().contiguous() for name, value in final.state_dict().items()}
     folder.write("model.safetensors", safetensors_bytes(_untied(weights), {"format": "pt"}))

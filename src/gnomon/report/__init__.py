@@ -2,8 +2,18 @@
 
 from gnomon.report.comparison import comparison, comparison_pictures
 from gnomon.report.curve import training_curve
+from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.page import render, report
 from gnomon.report.picture import Picture
 from gnomon.report.training import training_pictures
 
-__all__ = ["Picture", "comparison", "comparison_pictures", "render", "report", "training_curve", "training_pictures"]
+__all__ = [
+    "Picture",
+    "comparison",
+    "comparison_pictures",
+    "diagnostic_pictures",
+    "render",
+    "report",
+    "training_curve",
+    "training_pictures",
+]

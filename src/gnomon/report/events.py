@@ -27,7 +27,8 @@ class EventFiles:
             raise SettingError(
                 "tensorboard", True, "the package tensorboard as well: pip install 'gnomon[tensorboard]'"
             ) from None
-        self._make, self._folder, self._writer = SummaryWriter, folder, None
+        self._make, self._folder = SummaryWriter, folder
+        self._writer: Any = None
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """One record; durable when this returns. The first one makes the file."""

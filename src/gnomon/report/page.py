@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +14,7 @@ from markupsafe import Markup
 
 from gnomon import __version__
 from gnomon.report.comparison import comparison_pictures
+from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
 from gnomon.report.read import ComparedRow, ComparedRuns, TrainingRun, read_run
 from gnomon.report.repeat import compare_command, train_command
@@ -29,7 +31,7 @@ class Table:
 
     caption: str
     heads: tuple[str, ...]
-    rows: list[tuple[tuple[str, float | str], ...]]
+    rows: Sequence[tuple[tuple[str, float | str], ...]]
     """Each cell: what it says, and what it sorts by."""
 
 
@@ -42,6 +44,8 @@ class Section:
     kind: str
     pictures: list[Picture]
     command: str
+    inside: list[Picture] = field(default_factory=list)
+    """What diagnostics show."""
     promise: list[str] = field(default_factory=list)
     guarantee: bool | None = None
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -53,6 +57,11 @@ class Section:
     audit: dict[str, Any] = field(default_factory=dict)
     environment: list[tuple[str, str]] = field(default_factory=list)
     seeded: bool = False
+
+    @property
+    def drawn(self) -> list[Picture]:
+        """All pictures."""
+        return [*self.pictures, *self.inside]
 
 
 def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: bool = True, figures: bool = True) -> Path:
@@ -79,7 +88,7 @@ def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: boo
         path.write_text(render(sections, overview))
         if figures:
             for one in sections:
-                for picture in one.pictures:
+                for picture in one.drawn:
                     picture.save(path.with_name(f"{path.stem}-figures"))
     except OSError as error:
         raise SettingError("out", str(path), f"a file that can be written ({error.strerror})") from None
@@ -103,7 +112,7 @@ def render(sections: Sequence[Section], overview: Table | None = None) -> str:
         script=parts["sort.js"],
         version=__version__,
         written=f"{datetime.now().astimezone():%d %B %Y, %H:%M %Z}",
-        raw=any(picture.unprotected for one in sections for picture in one.pictures),
+        raw=any(picture.unprotected for one in sections for picture in one.drawn),
     )
 
 
@@ -115,13 +124,13 @@ def section(found: TrainingRun | ComparedRuns) -> Section:
 def _of_training(run: TrainingRun) -> Section:
     statement = run.statement
     config = {key.replace("-", "_"): value for key, value in run.config.items()}
-    pictures = training_pictures(run.history)
     seconds = run.history[-1].get("seconds") if run.history else None
     return Section(
         title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
         slug=run.name,
         kind="run",
-        pictures=pictures,
+        pictures=training_pictures(run.history),
+        inside=diagnostic_pictures(run.diagnostics),
         command=train_command(config),
         promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
         guarantee=statement.get("guarantee"),
@@ -198,7 +207,9 @@ def _of_comparison(found: ComparedRuns) -> Section:
     command = ""
     if plan:
         command = compare_command(plan["settings"], plan["methods"], plan["noise_multipliers"], plan["seeds"])
-    settings = plan.get("settings") or next((cell["settings"] for cell in found.cells if "settings" in cell), {})
+    settings: dict[str, Any] = plan.get("settings") or next(
+        (cell["settings"] for cell in found.cells if "settings" in cell), {}
+    )
     data = settings.get("data", found.name)
     methods = dict.fromkeys(row.method for row in found.rows)
     epsilons = [row.epsilon for row in found.rows if row.noise_multiplier is not None]
@@ -270,17 +281,13 @@ def _named(sections: list[Section]) -> list[Section]:
     if len(sections) == 1:
         return sections
     return [
-        _replace(one, [_renamed(picture, f"{number}-{one.slug}-{picture.name}") for picture in one.pictures])
-        for number, one in enumerate(sections, 1)
+        dataclasses.replace(one, pictures=_renamed(one.pictures, prefix), inside=_renamed(one.inside, prefix))
+        for one, prefix in ((one, f"{number}-{one.slug}") for number, one in enumerate(sections, 1))
     ]
 
 
-def _replace(one: Section, pictures: list[Picture]) -> Section:
-    return Section(**(vars(one) | {"pictures": pictures}))
-
-
-def _renamed(picture: Picture, name: str) -> Picture:
-    return Picture(**(vars(picture) | {"name": name}))
+def _renamed(pictures: Sequence[Picture], prefix: str) -> list[Picture]:
+    return [dataclasses.replace(picture, name=f"{prefix}-{picture.name}") for picture in pictures]
 
 
 def _seconds(value: float) -> str:

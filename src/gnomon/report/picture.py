@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from markupsafe import Markup
@@ -22,7 +23,7 @@ THEMED = {INK: "--ink", GREY: "--grey"} | {colour: f"--c{n}" for n, colour in en
 SMALL = (4.7, 3.0)
 """Inches at which letters stay legible on a phone."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.color": INK,
     "axes.edgecolor": INK,

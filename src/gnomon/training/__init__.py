@@ -5,5 +5,16 @@ from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
 from gnomon.training.statement import Statement
 from gnomon.training.trainer import BudgetExhausted, Result, Trainer
+from gnomon.training.view import Observer, View
 
-__all__ = ["BudgetExhausted", "NotPrivate", "Result", "Statement", "Trainer", "evaluate", "train_on_public"]
+__all__ = [
+    "BudgetExhausted",
+    "NotPrivate",
+    "Observer",
+    "Result",
+    "Statement",
+    "Trainer",
+    "View",
+    "evaluate",
+    "train_on_public",
+]

@@ -20,7 +20,7 @@ from gnomon.accounting import Epsilon, Sampling
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader, positions
 from gnomon.data.sampling import shuffle
-from gnomon.release import Door, NoiseSource, SecureNoise
+from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, projected
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
@@ -32,8 +32,9 @@ from gnomon.training.refusals import (
     refuse_overlap,
 )
 from gnomon.training.statement import Statement
+from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
-from gnomon.updates import Loss, per_sample
+from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.gradients import batch_size
 
 
@@ -67,7 +68,8 @@ class Trainer:
 
     `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
-    to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget.
+    to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget. `observers` are
+    called once a step with a `View` of it, before the release.
 
     >>> import torch
     >>> from gnomon.release import SeededNoise
@@ -106,6 +108,7 @@ class Trainer:
         noise: NoiseSource | None = None,
         example: tuple[Any, Any] | None = None,
         notes: Sequence[str] = (),
+        observers: Sequence[Observer] = (),
         progress: bool = True,
     ) -> None:
         refuse_batch_norm(model)
@@ -138,6 +141,7 @@ class Trainer:
             raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
+        self.observers = tuple(observers)
         self.average = _averaged(model, ema_decay)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
@@ -252,7 +256,10 @@ class Trainer:
             seen = basis.coordinates(updates) if before else updates
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
-            watch.see(updates, door.admit(seen, self.method.clip))
+            admitted = door.admit(seen, self.method.clip)
+            if self.observers and not watch.beyond:  # the first physical batch stands for the step
+                self._show(basis, updates, admitted)
+            watch.see(updates, admitted)
         released = door.release()
         step = basis.lift(released) if before else projected(basis, released)
         for name, value in step.items():
@@ -265,11 +272,22 @@ class Trainer:
             self.scheduler.step()
         return watch.record()
 
+    def moment(self) -> Moment:
+        """Where training stands: released weights, and nothing private."""
+        return Moment(self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise)
+
+    def _show(self, basis: Basis, updates: Updates, admitted: Admitted) -> None:
+        """Lets observers see the step. What they see is private, and nothing of it is released."""
+        view = View(
+            self.moment(), self.method, basis, updates, admitted,
+            self.max_grad_norm, self.account.noise_multiplier, self.expected_batch_size,
+        )  # fmt: skip
+        for observe in self.observers:
+            observe(view)
+
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
-        moment = Moment(
-            self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise
-        )
+        moment = self.moment()
         key = self.method.subspace.key(moment)
         if self._basis is None or self._basis[0] != key:
             self._basis = key, self.method.subspace.basis(moment)
