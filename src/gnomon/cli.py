@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     cli_report.add_report(commands)
     cli_report.add_diagnose(commands)
+    cli_report.add_reproduce(commands)
     _add_account(commands)
     _add_methods(commands)
     return parser

@@ -80,3 +80,63 @@ def _diagnose(args: argparse.Namespace) -> int:
     print(summary(record))
     print(f"\nfile  {args.folder / 'diagnosis.json'}")
     return 0
+
+
+def add_reproduce(commands: Any) -> None:
+    """`gnomon reproduce`: tables and figures of the papers."""
+    parser = commands.add_parser(
+        "reproduce",
+        help="run a table or figure of a paper, published and measured side by side",
+        description="Run an experiment that comes with the package, or one from a YAML file of yours. Finished cells "
+        "are kept by the hash of their settings: start it again to go on. The folder of the experiment gets a table, "
+        "result.md and .csv, and a picture, result.png and .svg; gnomon report makes a page of it.",
+        epilog="examples:\n"
+        "  gnomon reproduce --list\n"
+        "  gnomon reproduce pcdp-table2 --fast\n"
+        "  gnomon reproduce pcdp-table2 --seeds 4 --cells 'DP-SGD@*,PCDP*@22'\n"
+        "  gnomon reproduce my-own.yaml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_reproduce)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment of --list, or a YAML file")
+    parser.add_argument("--list", action="store_true", help="what there is to reproduce")
+    parser.add_argument("--fast", action="store_true", help="fewer values, seeds and epochs: minutes instead of hours")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as in the paper)")
+    parser.add_argument(
+        "--cells", default="", metavar="A,B,...", help="only cells LINE@VALUE that match, * is anything"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="FOLDER",
+                        help="where runs and results are kept (default: runs/reproduce)")  # fmt: skip
+    parser.add_argument(
+        "--data-dir", metavar="NAME", help="folder with the official files (default: GNOMON_DATA or ./data)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    import dataclasses
+    import os
+
+    from gnomon.reproduce import available, read_experiment, reproduce
+    from gnomon.reproduce.run import cells_of
+    from gnomon.validate import SettingError, whole
+
+    if args.list:
+        for name in available():
+            one = read_experiment(name)
+            runs = {cell.key for line, value in one.chosen([]) for cell in cells_of(one, line, value)}
+            print(f"{name:<24} {one.title} ({len(runs)} runs)")
+        return 0
+    if args.name is None:
+        raise SettingError("experiment", None, "a name of gnomon reproduce --list, or a YAML file")
+    experiment = read_experiment(args.name)
+    experiment = experiment.shortened() if args.fast else experiment
+    if args.seeds is not None:
+        experiment = dataclasses.replace(experiment, seeds=whole("seeds", args.seeds))
+    if args.data_dir is not None:
+        experiment = dataclasses.replace(experiment, settings=experiment.settings | {"data-dir": args.data_dir})
+    workers = args.workers if args.workers is not None else os.cpu_count() or 1
+    cells = [one for one in args.cells.split(",") if one]
+    reproduce(experiment, args.out, cells=cells, workers=workers, progress=not args.quiet)
+    return 0

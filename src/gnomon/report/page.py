@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,52 +15,15 @@ from gnomon import __version__
 from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
-from gnomon.report.read import ComparedRow, ComparedRuns, TrainingRun, read_run
+from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, TrainingRun, read_run
 from gnomon.report.repeat import compare_command, train_command
+from gnomon.report.reproduction import of_reproduction
+from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import NEIGHBOURS, promise
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text that sorts by the values behind it."""
-
-    caption: str
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[tuple[str, float | str], ...]]
-    """Each cell: what it says, and what it sorts by."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """What the page says about one folder."""
-
-    title: str
-    slug: str
-    kind: str
-    pictures: list[Picture]
-    command: str
-    inside: list[Picture] = field(default_factory=list)
-    """What diagnostics show."""
-    promise: list[str] = field(default_factory=list)
-    guarantee: bool | None = None
-    facts: list[tuple[str, str]] = field(default_factory=list)
-    terms: list[tuple[str, str]] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
-    not_covered: list[str] = field(default_factory=list)
-    table: Table | None = None
-    ledger: list[tuple[str, str]] = field(default_factory=list)
-    audit: dict[str, Any] = field(default_factory=dict)
-    environment: list[tuple[str, str]] = field(default_factory=list)
-    seeded: bool = False
-
-    @property
-    def drawn(self) -> list[Picture]:
-        """All pictures."""
-        return [*self.pictures, *self.inside]
 
 
 def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: bool = True, figures: bool = True) -> Path:
@@ -116,8 +78,10 @@ def render(sections: Sequence[Section], overview: Table | None = None) -> str:
     )
 
 
-def section(found: TrainingRun | ComparedRuns) -> Section:
+def section(found: Found) -> Section:
     """What to say about one folder."""
+    if isinstance(found, Reproduction):
+        return of_reproduction(found)
     return _of_comparison(found) if isinstance(found, ComparedRuns) else _of_training(found)
 
 
@@ -140,7 +104,7 @@ def _of_training(run: TrainingRun) -> Section:
         not_covered=list(statement.get("not_covered", [])),
         ledger=_ledger(run.ledger),
         audit=run.audit,
-        environment=_environment(run.environment),
+        environment=environment_of(run.environment),
         seeded=config.get("insecure_noise_seed") is not None,
     )
 
@@ -188,20 +152,6 @@ def _ledger(ledger: dict[str, Any]) -> list[tuple[str, str]]:
     return said
 
 
-def _environment(found: dict[str, Any]) -> list[tuple[str, str]]:
-    if not found:
-        return []
-    packages = ", ".join(f"{name} {version}" for name, version in found.get("packages", {}).items())
-    return [
-        ("gnomon", str(found.get("gnomon", "unknown"))),
-        ("Python", str(found.get("python", "unknown"))),
-        ("torch", str(found.get("torch", "unknown"))),
-        ("other packages", packages or "unknown"),
-        ("system", f"{found.get('system', 'unknown')}, {found.get('machine', '')}"),
-        ("processors", f"{found.get('cpus', 'unknown')}, {found.get('threads', 'unknown')} threads used by torch"),
-    ]
-
-
 def _of_comparison(found: ComparedRuns) -> Section:
     plan = found.plan
     command = ""
@@ -230,7 +180,7 @@ def _of_comparison(found: ComparedRuns) -> Section:
         guarantee=False,
         facts=facts,
         table=_rows(found.rows),
-        environment=_environment(found.environment),
+        environment=environment_of(found.environment),
         seeded=True,
     )
 
@@ -252,7 +202,7 @@ def _rows(rows: Sequence[ComparedRow]) -> Table:
     return Table("Every method at every noise level. Click a head to sort.", heads, cells)
 
 
-def _overview(found: Sequence[TrainingRun | ComparedRuns]) -> Table | None:
+def _overview(found: Sequence[Found]) -> Table | None:
     """The training runs of a page side by side."""
     runs = [one for one in found if isinstance(one, TrainingRun)]
     if len(runs) < 2:

@@ -1,4 +1,4 @@
-"""What a folder holds: a training run, or a comparison. Missing parts are tolerated, broken ones are named."""
+"""What a folder holds: a run, a comparison, or a reproduction. Missing parts are tolerated, broken ones are named."""
 
 from __future__ import annotations
 
@@ -57,7 +57,21 @@ class ComparedRuns:
     environment: dict[str, Any] = field(default_factory=dict)
 
 
-def read_run(folder: Path, *, unprotected: bool = True) -> TrainingRun | ComparedRuns:
+@dataclass(frozen=True)
+class Reproduction:
+    """A folder that `gnomon reproduce` left for one experiment."""
+
+    name: str
+    experiment: dict[str, Any]
+    rows: list[dict[str, Any]]
+    command: str
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+Found = TrainingRun | ComparedRuns | Reproduction
+
+
+def read_run(folder: Path, *, unprotected: bool = True) -> Found:
     """What is in a folder; without unprotected values if asked.
 
     >>> read_run(Path("nowhere"))
@@ -66,11 +80,13 @@ def read_run(folder: Path, *, unprotected: bool = True) -> TrainingRun | Compare
     """
     if not folder.is_dir():
         raise SettingError("run", str(folder), "a folder that exists")
+    if (folder / "reproduction.json").exists():
+        return _reproduction(folder, unprotected)
     if (folder / "comparison.csv").exists():
         return _comparison(folder, unprotected)
     if (folder / "metrics.jsonl").exists() or (folder / "statement.json").exists():
         return _training(folder, unprotected)
-    raise SettingError("run", str(folder), "a folder that gnomon train or gnomon compare has written")
+    raise SettingError("run", str(folder), "a folder that gnomon train, compare or reproduce has written")
 
 
 def _training(folder: Path, unprotected: bool) -> TrainingRun:
@@ -99,6 +115,23 @@ def _comparison(folder: Path, unprotected: bool) -> ComparedRuns:
     if not unprotected:
         cells = [cell | {"history": [_protected(one) for one in cell.get("history", [])]} for cell in cells]
     return ComparedRuns(folder.resolve().name, rows, cells, plan, plan.get("environment", {}))
+
+
+def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
+    found = _json(folder / "reproduction.json")
+    try:
+        experiment, rows = found["experiment"], found["rows"]
+        hidden = {
+            line["name"]
+            for line in experiment["lines"]
+            if (line["measure"] or experiment["measure"]).startswith(UNPROTECTED)
+        }
+        if not unprotected:
+            rows = [row for row in rows if row["line"] not in hidden]
+            experiment = experiment | {"lines": [one for one in experiment["lines"] if one["name"] not in hidden]}
+        return Reproduction(folder.resolve().name, experiment, rows, found["command"], found.get("environment", {}))
+    except (KeyError, TypeError) as error:
+        raise SettingError("run", str(folder / "reproduction.json"), f"a complete file ({error!r})") from None
 
 
 def _row(values: dict[str, Any], path: Path) -> ComparedRow:
