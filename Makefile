@@ -9,7 +9,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 SHARED := $(wildcard ../shared/data)
 export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
 
-.PHONY: setup demo test soak bench lint format types clean figures
+.PHONY: setup demo test soak bench lint format types clean figures experiments
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make soak    kill training 200 times and check that the ledger forgot no step (about ten minutes)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
 	@echo "make lint    format check and lint only"
+	@echo "make experiments  tables and figures of the papers, hours; FAST=--fast for minutes each"
 	@echo "make figures draw the pictures of README and docs again"
 	@echo "make setup   create .venv and install; the other targets do it when needed"
 
@@ -58,6 +59,13 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/subspaces.py
 	$(BIN)/python benchmarks/local.py
+
+# Finished cells are kept in runs/reproduce: stop it and start it again at will.
+EXPERIMENTS ?= pcdp-table2 pcdp-table3 pcdp-table4 pcdp-figure3 pcdp-appendix-figure2 pcdp-appendix-figure3 \
+  pcdp-appendix-figure7 pdp-figure3-mnist pdp-figure3-fashion dp-lsgd-figure1
+
+experiments: $(STAMP)
+	set -e; for name in $(EXPERIMENTS); do OMP_NUM_THREADS=1 $(BIN)/gnomon reproduce $$name $(FAST); done
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures/draw.py

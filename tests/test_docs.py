@@ -17,6 +17,7 @@ PACKAGES = [
     ".clipping",
     ".constraints",
     ".data",
+    ".diagnose",
     ".ledger",
     ".models",
     ".release",

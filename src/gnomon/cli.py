@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gnomon import __version__, cli_ledger
+from gnomon import __version__, cli_ledger, cli_report
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
 from gnomon.validate import SettingError
 
@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     _add_train(commands)
     _add_compare(commands)
+    cli_report.add_report(commands)
+    cli_report.add_diagnose(commands)
+    cli_report.add_reproduce(commands)
     _add_account(commands)
     cli_ledger.add_resume(commands, _tell)
     cli_ledger.add_ledger(commands)
@@ -95,6 +98,8 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     cli_ledger.add_flags(parser)
+    parser.add_argument("--tensorboard", action="store_true", help="event files in the folder tensorboard of the run")
+    cli_report.add_diagnose_flag(parser)
     _add_settings(parser)
 
 
@@ -135,6 +140,8 @@ def _train(args: argparse.Namespace) -> int:
         ledger=ledger,
         dataset=args.data_id,
         checkpoint_every=args.checkpoint_every,
+        tensorboard=args.tensorboard,
+        diagnose_every=args.diagnose,
     )
     return _tell(run)
 
@@ -221,6 +228,7 @@ def _compare(args: argparse.Namespace) -> int:
         cells, out, workers=args.workers if args.workers is not None else os.cpu_count() or 1, progress=not args.quiet
     )
     compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
+    compare.remember(out, config, methods, levels, args.seeds, cells)
     return 0
 
 

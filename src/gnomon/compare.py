@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
+from gnomon.environment import environment
 from gnomon.losses import LOSSES
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
@@ -275,3 +276,18 @@ def write(rows: Sequence[Row], folder: Path, title: str, say: Callable[[str], No
     say(markdown(rows))
     say(f"table    {folder / 'comparison.md'} and .csv")
     say(f"picture  {folder / 'comparison.png'} and .svg")
+
+
+def remember(
+    folder: Path, base: TrainConfig, methods: Sequence[str], levels: Sequence[float], seeds: int, cells: Sequence[Cell]
+) -> None:
+    """Leave in the folder what its results belong to, so that a report can say how to repeat them."""
+    plan = {
+        "settings": dataclasses.asdict(base),
+        "methods": list(methods),
+        "noise_multipliers": list(levels),
+        "seeds": seeds,
+        "cells": [cell.key for cell in cells],
+        "environment": environment(),
+    }
+    (folder / "comparison.json").write_text(json.dumps(plan, indent=2) + "\n")

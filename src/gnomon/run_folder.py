@@ -9,7 +9,10 @@ from typing import Any
 
 from gnomon.validate import SettingError
 
-FILES = ("config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png")
+FILES = (
+    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
+    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "report.html",
+)  # fmt: skip
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -21,6 +21,8 @@ from gnomon import clipping, models
 from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
 from gnomon.config import TrainConfig, recipe
 from gnomon.data import Records, Source, Split, load, public_private
+from gnomon.diagnose.observer import Diagnostics
+from gnomon.environment import environment
 from gnomon.forms import FORMS
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
@@ -28,6 +30,7 @@ from gnomon.losses import LOSSES
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
+from gnomon.report.events import EventFiles
 from gnomon.run_folder import RunFolder
 from gnomon.training import Result, Trainer, save_checkpoint, train_on_public
 from gnomon.training.checkpoint import remove_checkpoint
@@ -53,31 +56,45 @@ def train(
     ledger: Ledger | None = None,
     dataset: str | None = None,
     checkpoint_every: int | None = None,
+    tensorboard: bool = False,
+    diagnose_every: int | None = None,
 ) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
 
     With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
     leaves a checkpoint every so many steps (by default an epoch, at least 16), from which `gnomon.resume` goes on.
+    `tensorboard` writes event files into its folder `tensorboard` as well; `diagnose_every` writes diagnostics of every
+    so many steps into `diagnostics.jsonl`.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
     >>> with tempfile.TemporaryDirectory() as place:
     ...     run = train(config, Path(place) / "run", progress=False)
     ...     sorted(p.name for p in run.folder.iterdir())  # doctest: +NORMALIZE_WHITESPACE
-    ['config.yaml', 'curve.png', 'metrics.jsonl', 'model.safetensors', 'statement.json', 'statement.txt']
+    ['config.yaml', 'curve.png', 'environment.json', 'metrics.jsonl', 'model.safetensors',
+     'statement.json', 'statement.txt']
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
+    if tensorboard:
+        EventFiles(out / "tensorboard")  # a missing package shows now
     source = load(config.data, config.data_dir)
     split = records(config, source)
     trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
+    folder.write("environment.json", json.dumps(environment(), indent=2).encode())
     every = max(trainer.plan.steps_per_epoch, BLOCK)
     if checkpoint_every is not None:
         every = whole("checkpoint-every", checkpoint_every)
-    notes = {"config": dataclasses.asdict(config), "every": every, "dataset": dataset}
+    notes = {
+        "config": dataclasses.asdict(config),
+        "every": every,
+        "dataset": dataset,
+        "tensorboard": tensorboard,
+        "diagnose_every": diagnose_every,
+    }
     return complete(config, trainer, source, split, folder, notes)
 
 
@@ -87,17 +104,24 @@ def complete(
     """Train to the end, from wherever the trainer stands, and write what a run leaves behind."""
     began, history = trainer.account.steps, folder.history()
     resumable = trainer.spending.ledger is not None
+    events = EventFiles(folder.path / "tensorboard") if notes["tensorboard"] else None
+    if notes["diagnose_every"] is not None:
+        trainer.observers += (
+            Diagnostics(
+                lambda record: folder.append("diagnostics.jsonl", json.dumps(record)), every=notes["diagnose_every"]
+            ),
+        )
 
     def keep(step: int) -> None:
         if resumable and (step % notes["every"] == 0 or step == began + 1):
             save_checkpoint(trainer, folder.path, **notes)
 
-    result = trainer.fit(
-        split.private,
-        source.test,
-        on_epoch=lambda record: folder.append("metrics.jsonl", json.dumps(plain(record))),
-        on_step=keep,
-    )
+    def tell(record: dict[str, Any]) -> None:
+        folder.append("metrics.jsonl", json.dumps(plain(record)))
+        if events is not None:
+            events(record)
+
+    result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep)
     if result.stopped == "interrupted" and resumable:
         save_checkpoint(trainer, folder.path, **notes)
     result.history[:0] = history

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = ("#1f6feb", "#b5482a", "#2f9e44", "#9c36b5", "#e8930c", "#0b7285", "#5c677d")
+from gnomon.report.picture import COLOURS, INK, STYLE, Picture, blank, legend
+from gnomon.report.training import dots, series
 
 
 class Result(Protocol):
@@ -38,12 +41,19 @@ def comparison(rows: Sequence[Result], title: str, path: Path) -> None:
     """
     figure = Figure(figsize=(7.5, 4.4), dpi=140, layout="constrained")
     axes = figure.subplots()
-    for colour, method in zip(COLOURS * 9, dict.fromkeys(row.method for row in rows), strict=False):
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    draw(rows, axes)
+    axes.set_title(title, fontsize=11)
+    figure.savefig(path)
+
+
+def draw(rows: Sequence[Result], axes: Axes) -> None:
+    """Accuracy against epsilon on given axes."""
+    for method, colour in colours([row.method for row in rows]).items():
         mine = sorted((row for row in rows if row.method == method), key=lambda row: row.epsilon)
         if mine[0].noise_multiplier is None:
-            axes.axhline(
-                100 * mine[0].mean, color="#1f2933", linestyle="--", linewidth=1.2, label=f"{method}, epsilon 0"
-            )
+            axes.axhline(100 * mine[0].mean, color=INK, linestyle="--", linewidth=1.2, label=f"{method}, epsilon 0")
             continue
         epsilons = [row.epsilon for row in mine]
         means = [100 * row.mean for row in mine]
@@ -55,12 +65,79 @@ def comparison(rows: Sequence[Result], title: str, path: Path) -> None:
     if len(finite) > 1:
         axes.set_xscale("log")
     if finite:
-        axes.set_xticks(finite, [f"{value:.2g}" for value in finite])
-        axes.minorticks_off()
+        with mpl.rc_context(STYLE):
+            axes.set_xticks(finite, [f"{value:.2g}" for value in finite])
+            axes.minorticks_off()
     axes.set_xlabel("epsilon (less is more private)")
     axes.set_ylabel("test accuracy (%)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    axes.set_title(title, fontsize=11)
-    figure.savefig(path)
+    legend(axes)
+
+
+def colours(methods: Sequence[str]) -> dict[str, str]:
+    """A colour for each method, in the order in which they come.
+
+    >>> list(colours(["dp-sgd", "pdp", "dp-sgd"]))
+    ['dp-sgd', 'pdp']
+    """
+    return dict(zip(dict.fromkeys(methods), COLOURS * (1 + len(methods)), strict=False))
+
+
+def comparison_pictures(rows: Sequence[Result], cells: Sequence[dict[str, Any]]) -> list[Picture]:
+    """Accuracy against epsilon, then learning curves and what clipping cut off at the most private level.
+
+    >>> from types import SimpleNamespace as row
+    >>> rows = [row(method="dp-sgd", noise_multiplier=1.0, epsilon=1.0, mean=0.9, deviation=0.0)]
+    >>> comparison_pictures(rows, [])[0].alt
+    'Test accuracy against epsilon. dp-sgd: 90.0 % at epsilon 1.'
+    """
+    figure, (axes,) = blank()
+    draw(rows, axes)
+    alt = "Test accuracy against epsilon. " + " ".join(
+        f"{method}: {_spoken([row for row in rows if row.method == method])}."
+        for method in dict.fromkeys(row.method for row in rows)
+    )
+    caption = "Accuracy against privacy, with bands of one standard deviation over seeds."
+    made = [Picture("comparison", caption, alt, figure)]
+    levels = [row.noise_multiplier for row in rows if row.noise_multiplier is not None]
+    shades = colours([row.method for row in rows])
+    if levels and cells:
+        loudest = [cell for cell in cells if cell.get("noise_multiplier") == max(levels) and cell.get("history")]
+        made += [
+            one
+            for one in (
+                _curves(loudest, shades, "validation/accuracy", 100, "learning", "test accuracy (%)"),
+                _curves(loudest, shades, "unprotected/incremental/mean", 1, "norms", "length beyond the clip bound"),
+            )
+            if one is not None
+        ]
+    return made
+
+
+def _spoken(rows: Sequence[Result]) -> str:
+    return ", ".join(f"{100 * row.mean:.1f} % at epsilon {row.epsilon:.2g}" for row in rows)
+
+
+def _curves(
+    cells: Sequence[dict[str, Any]], shades: Mapping[str, str], key: str, scale: float, name: str, label: str
+) -> Picture | None:
+    """A metric against epochs, the mean over seeds for each method."""
+    figure, (axes,) = blank()
+    said = []
+    for method, colour in shades.items():
+        found = [series(cell["history"], key, scale) for cell in cells if cell["label"] == method]
+        length = min((len(values) for _, values in found), default=0)
+        if not length:
+            continue
+        epochs = found[0][0][:length]
+        means = [sum(values[i] for _, values in found) / len(found) for i in range(length)]
+        axes.plot(epochs, means, dots(means), color=colour, label=method, markersize=3)
+        said.append(f"{method} ends at {means[-1]:.3g}")
+    if not said:
+        return None
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(label)
+    legend(axes)
+    sigma = cells[0]["noise_multiplier"]
+    caption = f"{label[0].upper()}{label[1:]} while training, at the highest noise (multiplier {sigma:g})."
+    raw = key.startswith("unprotected/")
+    return Picture(name, caption, f"{label} against epochs: {', '.join(said)}.", figure, raw)

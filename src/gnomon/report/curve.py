@@ -7,9 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from gnomon.report.picture import BLUE, GREY, INK, RUST
 from gnomon.training.watch import Record
-
-INK, BLUE, RUST, GREY = "#1f2933", "#1f6feb", "#b5482a", "#9aa5b1"
 
 
 def training_curve(history: Sequence[Record], title: str, path: Path) -> None:

@@ -6,14 +6,17 @@ from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
 from gnomon.training.statement import Statement
 from gnomon.training.trainer import BudgetExhausted, Result, Trainer
+from gnomon.training.view import Observer, View
 
 __all__ = [
     "BudgetExhausted",
     "CheckpointError",
     "NotPrivate",
+    "Observer",
     "Result",
     "Statement",
     "Trainer",
+    "View",
     "evaluate",
     "read_checkpoint",
     "restore_checkpoint",

@@ -24,7 +24,7 @@ from gnomon.data import Loader, positions
 from gnomon.data.sampling import shuffle
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
-from gnomon.release import Door, NoiseSource, SecureNoise
+from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import step_average
 from gnomon.training.evaluate import evaluate
@@ -37,8 +37,9 @@ from gnomon.training.refusals import (
     refuse_overlap,
 )
 from gnomon.training.statement import Statement, ledger_note
+from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
-from gnomon.updates import Loss, per_sample
+from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.gradients import batch_size
 
 
@@ -72,7 +73,8 @@ class Trainer:
 
     `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
-    to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget.
+    to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget. `observers` are
+    called once a step with a `View` of it, before the release.
 
     With a `ledger`, every step is paid for there before its noise is drawn, and counts together with all other runs
     on the same records. They are recognised by content, or by `dataset`, a name that you declare.
@@ -117,6 +119,7 @@ class Trainer:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         label: str = "",
+        observers: Sequence[Observer] = (),
         progress: bool = True,
     ) -> None:
         refuse_batch_norm(model)
@@ -157,6 +160,7 @@ class Trainer:
             raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
+        self.observers = tuple(observers)
         self.average = _averaged(model, ema_decay)
         if self.method.average and self.average is None:
             self.average = step_average(model, optimizer)
@@ -286,7 +290,10 @@ class Trainer:
             seen = basis.coordinates(updates) if before else updates
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
-            watch.see(updates, door.admit(seen, self.method.clip))
+            admitted = door.admit(seen, self.method.clip)
+            if self.observers and not watch.beyond:  # the first physical batch stands for the step
+                self._show(basis, updates, admitted)
+            watch.see(updates, admitted)
         released = door.release()
         moved = released if before or between else inside(basis, released)
         if self.method.displaces:  # where to go, not how steep it is
@@ -303,11 +310,22 @@ class Trainer:
         self.spending.charge()
         self.account.charge()
 
+    def moment(self) -> Moment:
+        """Where training stands: released weights, and nothing private."""
+        return Moment(self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise)
+
+    def _show(self, basis: Basis, updates: Updates, admitted: Admitted) -> None:
+        """Lets observers see the step. What they see is private, and nothing of it is released."""
+        view = View(
+            self.moment(), self.method, basis, updates, admitted,
+            self.max_grad_norm, self.account.noise_multiplier, self.expected_batch_size,
+        )  # fmt: skip
+        for observe in self.observers:
+            observe(view)
+
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
-        moment = Moment(
-            self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise
-        )
+        moment = self.moment()
         key = self.method.subspace.key(moment)
         if self._basis is None or self._basis[0] != key:
             self._basis = key, self.method.subspace.basis(moment)

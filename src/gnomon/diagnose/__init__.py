@@ -1,0 +1,23 @@
+"""What happens inside training: spectra, subspaces, clipping and noise, from Gram matrices of updates."""
+
+from gnomon.diagnose.clipping import bias, signal_to_noise
+from gnomon.diagnose.cloud import cloud
+from gnomon.diagnose.observer import Diagnostics
+from gnomon.diagnose.overlap import angles, energy_inside, skew
+from gnomon.diagnose.run import diagnose
+from gnomon.diagnose.spectrum import components, gap, gram, spectrum
+
+__all__ = [
+    "Diagnostics",
+    "angles",
+    "bias",
+    "cloud",
+    "components",
+    "diagnose",
+    "energy_inside",
+    "gap",
+    "gram",
+    "signal_to_noise",
+    "skew",
+    "spectrum",
+]

@@ -1,0 +1,105 @@
+"""A look inside a finished run, at its saved model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from gnomon import validate
+from gnomon.data import Loader
+from gnomon.data.sampling import shuffle
+from gnomon.diagnose.observer import Diagnostics, admission
+from gnomon.release import SecureNoise
+from gnomon.training.trainer import Trainer
+from gnomon.training.view import View
+
+
+def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:
+    """The diagnostics of a training run at its final weights, also left in the folder as `diagnosis.json`.
+
+    Nothing is charged: nothing is released. What reads private records is named `unprotected/`.
+
+    >>> import tempfile
+    >>> from gnomon.config import TrainConfig
+    >>> from gnomon.runs import train
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     config = TrainConfig(method="pcdp", rank=10, epochs=1.0, insecure_noise_seed=0)
+    ...     run = train(config, Path(place) / "run", progress=False)
+    ...     found = diagnose(run.folder, public_only=True)
+    >>> any(name.startswith("unprotected/") for name in found)
+    False
+    """
+    from gnomon import runs  # noqa: PLC0415  # runs offers diagnostics along training, and this reads runs
+    from gnomon.config import TrainConfig, read_yaml  # noqa: PLC0415
+
+    whole = validate.whole("records", records, least=2)
+    config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
+    source = runs.load(config.data, config.data_dir)
+    split = runs.records(config, source)
+    trainer = runs.build_trainer(config, source, split.public, progress=False)
+    _restore(trainer.model, folder / "model.safetensors")
+    loader = Loader(split.private)
+    size = 0 if public_only else max(whole, config.batch_size)
+    view = look(trainer, *loader.take(shuffle(len(loader), SecureNoise())[:size]))
+    observer = Diagnostics(lambda record: None, rank=rank, records=records, public_only=public_only)
+    record = observer.record(view)
+    steps = _steps(folder)
+    record |= {"step": steps, "epoch": steps / trainer.plan.steps_per_epoch}
+    partial = folder / ".diagnosis.json.partial"
+    partial.write_text(json.dumps(record))
+    partial.replace(folder / "diagnosis.json")
+    return record
+
+
+def look(trainer: Trainer, inputs: Any, targets: Any) -> View:
+    """What a step on these records would look like, without taking it: nothing is charged or released. Private."""
+    moment, method = trainer.moment(), trainer.method
+    # a new basis may need public randomness, and must not take it from the run's
+    moment = dataclasses.replace(moment, step=trainer.plan.steps, randomness=SecureNoise())
+    basis = method.subspace.basis(moment)
+    updates = method.update(moment.model, moment.loss, inputs, targets)
+    seen = basis.coordinates(updates) if method.project == "before" else updates
+    admitted = admission(seen, method.clip, trainer.max_grad_norm)
+    return View(
+        moment, method, basis, updates, admitted,
+        trainer.max_grad_norm, trainer.account.noise_multiplier, trainer.expected_batch_size,
+    )  # fmt: skip
+
+
+def _restore(model: torch.nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except FileNotFoundError:
+        raise validate.SettingError("run", str(path), "a finished training run: it has no saved model") from None
+    except (SafetensorError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise validate.SettingError("run", str(path), f"the model that config.yaml describes ({first})") from None
+
+
+def _steps(folder: Path) -> int:
+    statement = folder / "statement.json"
+    return int(json.loads(statement.read_text())["steps"]) if statement.exists() else 0
+
+
+def summary(record: dict[str, Any]) -> str:
+    """The numbers of a record in a table; lists of points are for pictures.
+
+    >>> print(summary({"unprotected/clipped": 0.5, "public/norms": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    unprotected/clipped                   0.5
+    public/norms (median)                 3
+    """
+    lines = []
+    for name, value in record.items():
+        if isinstance(value, float | int):
+            lines.append(f"{name:<36}  {value:.4g}")
+        elif name.endswith(("norms", "norms_projected", "energy")) and value:
+            lines.append(f"{name + ' (median)':<36}  {value[len(value) // 2]:.4g}")
+        elif name.endswith(("angles", "drift")) and value:
+            lines.append(f"{name + ' (largest, degrees)':<36}  {value[-1]:.4g}")
+    return "\n".join(lines)

@@ -1,0 +1,246 @@
+"""One self-contained HTML page about runs: no network, no outside script, style or font."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gnomon import __version__
+from gnomon.report.comparison import comparison_pictures
+from gnomon.report.diagnostics import diagnostic_pictures
+from gnomon.report.picture import Picture
+from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, TrainingRun, read_run
+from gnomon.report.repeat import compare_command, train_command
+from gnomon.report.reproduction import of_reproduction
+from gnomon.report.section import Section, Table, environment_of
+from gnomon.report.training import training_pictures
+from gnomon.report.words import NEIGHBOURS, promise
+from gnomon.validate import SettingError
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: bool = True, figures: bool = True) -> Path:
+    """Write the page about run folders, and its pictures as PNG and SVG files beside it; returns its path.
+
+    `unprotected=False` leaves out everything that was computed on private data without noise, so that the page may
+    be handed on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     _ = (Path(place) / "metrics.jsonl").write_text('{"epoch": 1, "epsilon": 0.5}')
+    ...     page = report([Path(place)])
+    ...     page.name, "Privacy spent while training" in page.read_text()
+    ('report.html', True)
+    """
+    if not folders:
+        raise SettingError("run", None, "at least one folder of a run")
+    found = [read_run(folder, unprotected=unprotected) for folder in folders]
+    sections = _named([section(one) for one in found])
+    overview = _overview(found)
+    path = out if out is not None else (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(sections, overview))
+        if figures:
+            for one in sections:
+                for picture in one.drawn:
+                    picture.save(path.with_name(f"{path.stem}-figures"))
+    except OSError as error:
+        raise SettingError("out", str(path), f"a file that can be written ({error.strerror})") from None
+    return path
+
+
+def render(sections: Sequence[Section], overview: Table | None = None) -> str:
+    """The page as text. Everything that comes from a run is escaped.
+
+    >>> render([Section("<script>", "a", "run", [], "gnomon train")]).count("&lt;script&gt;") > 0
+    True
+    """
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    parts = {name: Markup((TEMPLATES / name).read_text()) for name in ("page.css", "sort.js")}
+    title = sections[0].title if len(sections) == 1 else f"{len(sections)} runs"
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=sections,
+        overview=overview,
+        css=parts["page.css"],
+        script=parts["sort.js"],
+        version=__version__,
+        written=f"{datetime.now().astimezone():%d %B %Y, %H:%M %Z}",
+        raw=any(picture.unprotected for one in sections for picture in one.drawn),
+    )
+
+
+def section(found: Found) -> Section:
+    """What to say about one folder."""
+    if isinstance(found, Reproduction):
+        return of_reproduction(found)
+    return _of_comparison(found) if isinstance(found, ComparedRuns) else _of_training(found)
+
+
+def _of_training(run: TrainingRun) -> Section:
+    statement = run.statement
+    config = {key.replace("-", "_"): value for key, value in run.config.items()}
+    seconds = run.history[-1].get("seconds") if run.history else None
+    return Section(
+        title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
+        slug=run.name,
+        kind="run",
+        pictures=training_pictures(run.history),
+        inside=diagnostic_pictures(run.diagnostics),
+        command=train_command(config),
+        promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
+        guarantee=statement.get("guarantee"),
+        facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
+        terms=_terms(statement) if statement else [],
+        caveats=list(statement.get("caveats", [])),
+        not_covered=list(statement.get("not_covered", [])),
+        ledger=_ledger(run.ledger),
+        audit=run.audit,
+        environment=environment_of(run.environment),
+        seeded=config.get("insecure_noise_seed") is not None,
+    )
+
+
+def _facts(run: TrainingRun) -> list[tuple[str, str]]:
+    last = run.history[-1] if run.history else {}
+    statement = run.statement
+    facts = []
+    if last.get("validation/accuracy") is not None:
+        facts.append(("test accuracy", f"{100 * last['validation/accuracy']:.1f} %"))
+    if statement:
+        value = statement.get("epsilon")
+        facts.append(("epsilon", "infinite" if value is None else f"{value:.3f}"))
+        facts.append(("delta", f"{statement['delta']:g}"))
+        facts.append(("noisy steps", f"{statement['steps']:,}"))
+    return facts
+
+
+def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
+    adjacency = statement["adjacency"]
+    return [
+        ("protected unit", statement["unit"]),
+        ("neighbouring data", f"{NEIGHBOURS.get(adjacency, adjacency)} ({adjacency})"),
+        ("method", statement["method"]),
+        ("sampling", statement["sampler"]),
+        ("accountant", statement["accountant"]),
+        ("noise multiplier", f"{statement['noise_multiplier']:.6g} clip bounds"),
+        ("clip bound", f"{statement['max_grad_norm']:g}"),
+        ("divisor", f"{statement['expected_batch_size']:g} records a step (declared, not counted)"),
+        ("noisy steps released", f"{statement['steps']:,}"),
+    ]
+
+
+def _ledger(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+    if not ledger:
+        return []
+    spent, budget = ledger.get("epsilon"), ledger.get("budget")
+    said = [
+        ("epsilon of all runs together", "infinite" if spent is None else f"{spent:.3f}"),
+        ("runs", str(ledger.get("runs", "unknown"))),
+        ("steps reserved", str(ledger.get("steps", "unknown"))),
+    ]
+    if budget:
+        said.append(("budget", f"epsilon {budget['epsilon']:g} at delta = {budget['delta']:g}"))
+    return said
+
+
+def _of_comparison(found: ComparedRuns) -> Section:
+    plan = found.plan
+    command = ""
+    if plan:
+        command = compare_command(plan["settings"], plan["methods"], plan["noise_multipliers"], plan["seeds"])
+    settings: dict[str, Any] = plan.get("settings") or next(
+        (cell["settings"] for cell in found.cells if "settings" in cell), {}
+    )
+    data = settings.get("data", found.name)
+    methods = dict.fromkeys(row.method for row in found.rows)
+    epsilons = [row.epsilon for row in found.rows if row.noise_multiplier is not None]
+    facts = [("methods", str(len(methods))), ("runs", str(sum(row.seeds for row in found.rows)))]
+    if epsilons:
+        facts.append(("epsilon", f"{min(epsilons):.3g} to {max(epsilons):.3g}"))
+    return Section(
+        title=f"{len(methods)} methods on {data}",
+        slug=found.name,
+        kind="comparison",
+        pictures=comparison_pictures(found.rows, found.cells),
+        command=command,
+        promise=[
+            "This is a study, not a release: its noise was seeded so that it can be repeated, so no run in it makes a "
+            "privacy claim. Each epsilon is what the settings would promise with secret noise, for that one run alone.",
+            "Choosing the best of several runs by results on private data would cost more than any one of them.",
+        ],
+        guarantee=False,
+        facts=facts,
+        table=_rows(found.rows),
+        environment=environment_of(found.environment),
+        seeded=True,
+    )
+
+
+def _rows(rows: Sequence[ComparedRow]) -> Table:
+    heads = ("method", "noise multiplier", "epsilon", "accuracy, %", "± over seeds", "seeds", "seconds a run")
+    cells = [
+        (
+            (row.method, row.method),
+            ("none" if row.noise_multiplier is None else f"{row.noise_multiplier:g}", row.noise_multiplier or 0.0),
+            (f"{row.epsilon:.3f}", row.epsilon),
+            (f"{100 * row.mean:.1f}", row.mean),
+            (f"{100 * row.deviation:.1f}" if row.seeds > 1 else "–", row.deviation),
+            (str(row.seeds), row.seeds),
+            (f"{row.seconds:.1f}", row.seconds),
+        )
+        for row in rows
+    ]
+    return Table("Every method at every noise level. Click a head to sort.", heads, cells)
+
+
+def _overview(found: Sequence[Found]) -> Table | None:
+    """The training runs of a page side by side."""
+    runs = [one for one in found if isinstance(one, TrainingRun)]
+    if len(runs) < 2:
+        return None
+    rows: list[tuple[tuple[str, float | str], ...]] = []
+    for run in runs:
+        last = run.history[-1] if run.history else {}
+        accuracy, epsilon = last.get("validation/accuracy"), run.statement.get("epsilon")
+        claim = "yes" if run.statement.get("guarantee") else "no"
+        rows.append(
+            (
+                (run.name, run.name),
+                (str(run.config.get("method", "unknown")), str(run.config.get("method", ""))),
+                (str(run.config.get("data", "unknown")), str(run.config.get("data", ""))),
+                ("–" if epsilon is None else f"{epsilon:.3f}", float("inf") if epsilon is None else epsilon),
+                (claim, claim),
+                ("–" if accuracy is None else f"{100 * accuracy:.1f}", -1.0 if accuracy is None else accuracy),
+            )
+        )
+    heads = ("run", "method", "data", "epsilon", "guarantee", "accuracy, %")
+    return Table("The runs of this page. Click a head to sort.", heads, rows)
+
+
+def _named(sections: list[Section]) -> list[Section]:
+    """Pictures of several runs get names that differ."""
+    if len(sections) == 1:
+        return sections
+    return [
+        dataclasses.replace(one, pictures=_renamed(one.pictures, prefix), inside=_renamed(one.inside, prefix))
+        for one, prefix in ((one, f"{number}-{one.slug}") for number, one in enumerate(sections, 1))
+    ]
+
+
+def _renamed(pictures: Sequence[Picture], prefix: str) -> list[Picture]:
+    return [dataclasses.replace(picture, name=f"{prefix}-{picture.name}") for picture in pictures]
+
+
+def _seconds(value: float) -> str:
+    if value < 90:
+        return f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"

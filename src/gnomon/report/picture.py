@@ -1,0 +1,109 @@
+"""A picture with its words: inline SVG that follows the page's colours, and PNG and SVG files."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, BLUE, RUST, GREY = "#1f2933", "#1f6feb", "#b5482a", "#7b8794"
+COLOURS = (BLUE, RUST, "#2f9e44", "#9c36b5", "#e8930c", "#0b7285", "#5c677d")
+
+THEMED = {INK: "--ink", GREY: "--grey"} | {colour: f"--c{n}" for n, colour in enumerate(COLOURS, 1)}
+"""In a page these colours are variables, so that they can differ on a dark ground."""
+
+SMALL = (4.7, 3.0)
+"""Inches at which letters stay legible on a phone."""
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 9.5,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure, what it shows in words, and whether it shows unprotected values.
+
+    >>> figure = Figure(figsize=SMALL)
+    >>> picture = Picture("budget", "Epsilon", "Epsilon rises to 1.", figure)
+    >>> 'role="img" aria-label="Epsilon rises to 1."' in picture.inline()
+    True
+    """
+
+    name: str
+    caption: str
+    alt: str
+    figure: Figure
+    unprotected: bool = False
+
+    def inline(self) -> Markup:
+        """The figure as an SVG element without outside references, named for screen readers."""
+        text = _svg(self.figure, self.name)
+        text = text[text.index("<svg") :]
+        text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+        text = re.sub(r'(<g|<svg|<text) id="[^"]*"', r"\1", text)
+        text = re.sub(r'<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" {self._name()}>', text, count=1)
+        text = re.sub(r"font: (?:(\d+|bold) )?([\d.]+)px [^;\"]*", _font, text)
+        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+        for colour, variable in THEMED.items():
+            text = text.replace(colour, f"var({variable})")
+        return Markup(text)  # our own figure; its labels are escaped by matplotlib
+
+    def _name(self) -> str:
+        return f'role="img" aria-label="{html.escape(self.alt)}"'
+
+    def save(self, folder: Path) -> None:
+        """PNG and SVG files by the picture's name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.figure.savefig(folder / f"{self.name}.png", dpi=160)
+        (folder / f"{self.name}.svg").write_text(_svg(self.figure, self.name))
+
+
+def blank(columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure in the common style, and its axes.
+
+    >>> figure, axes = blank(2)
+    >>> len(axes)
+    2
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(SMALL[0] * columns, SMALL[1]), layout="constrained")
+        axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    for one in axes:
+        one.grid(alpha=0.25)
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def legend(axes: Axes) -> None:
+    """The legend, if there is anything to tell apart."""
+    if axes.get_legend_handles_labels()[0]:
+        with mpl.rc_context(STYLE):
+            axes.legend(frameon=False, fontsize=8)
+
+
+def _svg(figure: Figure, salt: str) -> str:
+    """The figure as a file; the same figure gives the same text, and no two pictures share an id."""
+    out = io.StringIO()
+    with mpl.rc_context(STYLE | {"svg.hashsalt": salt}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def _font(found: re.Match[str]) -> str:
+    weight = f"; font-weight: {found[1]}" if found[1] else ""
+    return f"font-size: {found[2]}px{weight}"

@@ -1,0 +1,58 @@
+"""What a page says about a table or figure of a paper that was run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.report.read import Reproduction
+from gnomon.report.section import Section, Table, environment_of
+
+
+def of_reproduction(found: Reproduction) -> Section:
+    """Picture, notes, and every cell with what was published and what was measured."""
+    from gnomon.reproduce.experiment import restored  # noqa: PLC0415  # reproduce draws with this package
+    from gnomon.reproduce.picture import picture  # noqa: PLC0415
+    from gnomon.reproduce.result import Row, caption  # noqa: PLC0415
+
+    experiment, rows = restored(found.experiment), [Row(**row) for row in found.rows]
+    return Section(
+        title=experiment.title,
+        slug=found.name,
+        kind="reproduction",
+        pictures=[picture(experiment, rows)] if rows else [],
+        command=found.command,
+        promise=[
+            caption(experiment, rows) if rows else "Everything in this folder is unprotected and was left out.",
+            "This is a study: its noise was seeded so that it can be repeated, so no run in it makes a privacy claim.",
+            *experiment.notes,
+        ],
+        guarantee=False,
+        facts=[("cells", str(len(rows))), ("runs", str(sum(row.seeds for row in rows)))],
+        table=_table(experiment.axis, rows),
+        environment=environment_of(found.environment),
+        seeded=True,
+    )
+
+
+def _table(axis: str, rows: list[Any]) -> Table:
+    heads = ("line", axis, "measured", "±", "published", "± published", "difference", "seeds",
+             "epsilon as published", "true epsilon", "epsilon if fixed blocks", "seconds a run")  # fmt: skip
+    cells = [
+        (
+            (row.line, row.line),
+            (f"{row.value:g}", row.value),
+            *(
+                _number(value)
+                for value in (row.measured, row.measured_std, row.published, row.published_std, row.difference)
+            ),
+            (str(row.seeds), float(row.seeds)),
+            *(_number(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
+            _number(row.seconds, 1),
+        )
+        for row in rows
+    ]
+    return Table("Every cell, published and measured. Click a head to sort.", heads, cells)
+
+
+def _number(value: float | None, digits: int = 2) -> tuple[str, float | str]:
+    return ("–", "") if value is None else (f"{value:.{digits}f}", value)

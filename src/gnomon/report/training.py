@@ -1,0 +1,106 @@
+"""Pictures of one training run, for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gnomon.report.picture import BLUE, GREY, RUST, Picture, blank, legend
+
+History = Sequence[dict[str, Any]]
+
+
+def training_pictures(history: History) -> list[Picture]:
+    """Accuracy, loss, budget and norms against epochs, as far as the run recorded them.
+
+    >>> [one.name for one in training_pictures([{"epoch": 1.0, "epsilon": 0.5, "validation/accuracy": 0.9}])]
+    ['accuracy', 'budget']
+    """
+    made = [_accuracy(history), _losses(history), _budget(history), _beyond(history)]
+    return [picture for picture in made if picture is not None]
+
+
+def series(history: History, key: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
+    """Epochs and values of a metric, where it was recorded.
+
+    >>> series([{"epoch": 1, "epsilon": 0.5}, {"epoch": 2}], "epsilon")
+    ([1], [0.5])
+    """
+    found = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
+    return [epoch for epoch, _ in found], [value for _, value in found]
+
+
+def dots(values: Sequence[float]) -> str:
+    """Points are marked while they are few."""
+    return "o-" if len(values) < 20 else "-"
+
+
+def _accuracy(history: History) -> Picture | None:
+    epochs, values = series(history, "validation/accuracy", 100)
+    if not values:
+        return None
+    figure, (axes,) = blank()
+    axes.plot(epochs, values, dots(values), color=BLUE, markersize=4)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("test accuracy (%)")
+    alt = f"Test accuracy against epochs: {values[0]:.1f} % at epoch {epochs[0]:g}, {values[-1]:.1f} % at the end."
+    return Picture("accuracy", "Accuracy on the test set while training.", alt, figure)
+
+
+def _losses(history: History) -> Picture | None:
+    figure, (axes,) = blank()
+    said = []
+    kinds = (
+        ("validation/loss", "test loss", BLUE, "-"),
+        ("unprotected/loss", "training loss, unprotected", GREY, "--"),
+    )
+    for key, label, colour, line in kinds:
+        epochs, values = series(history, key)
+        if values:
+            axes.plot(epochs, values, line, color=colour, label=label)
+            said.append(f"{label} from {values[0]:.3g} to {values[-1]:.3g}")
+    if not said:
+        return None
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("mean loss (nats)")
+    legend(axes)
+    raw = any("unprotected" in one for one in said)
+    return Picture("loss", "Loss while training.", f"Loss against epochs: {'; '.join(said)}.", figure, raw)
+
+
+def _budget(history: History) -> Picture | None:
+    epochs, values = series(history, "epsilon")
+    if not values:
+        return None
+    figure, (axes,) = blank()
+    axes.plot(epochs, values, dots(values), color=RUST, markersize=4)
+    axes.set_ylim(0, 1.1 * max(values) or 1)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("epsilon spent")
+    alt = f"Privacy spent against epochs: epsilon rises from {values[0]:.3g} to {values[-1]:.3g}."
+    return Picture("budget", "Privacy spent while training.", alt, figure)
+
+
+def _beyond(history: History) -> Picture | None:
+    """By how much updates were longer than the bound, and how many."""
+    key = "unprotected/incremental/"
+    epochs, middle = series(history, f"{key}q50")
+    if not middle:
+        return None
+    figure, (left,) = blank()
+    low, high, mean = (series(history, f"{key}{name}")[1] for name in ("q25", "q75", "mean"))
+    left.fill_between(epochs, low, high, color=BLUE, alpha=0.2, linewidth=0, label="middle half of the records")
+    left.plot(epochs, middle, "-", color=BLUE, label="median")
+    left.plot(epochs, mean, "--", color=RUST, label="mean")
+    left.set_ylim(bottom=0)
+    left.set_xlabel("epoch")
+    left.set_ylabel("length beyond the clip bound")
+    legend(left)
+    when, clipped = series(history, "unprotected/clipped", 100)
+    share = f" {clipped[-1]:.0f} % of the updates are clipped in the last epoch." if when else ""
+    alt = f"Length of updates beyond the clip bound: mean from {mean[0]:.3g} to {mean[-1]:.3g}.{share}"
+    caption = "By how much updates were longer than the clip bound, divided by the step size of local steps if any."
+    caption += share
+    return Picture("norms", caption, alt, figure, True)

@@ -1,0 +1,85 @@
+"""The picture of a reproduction: measured lines, published marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+
+from gnomon.report.comparison import colours
+from gnomon.report.picture import INK, STYLE, Picture, blank, legend
+from gnomon.reproduce.experiment import NOISE, Experiment
+from gnomon.reproduce.result import Row
+
+
+def picture(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+    """Lines for what was measured, crosses for what was published; a map if the lines are a second axis."""
+    return _map(experiment, rows) if experiment.heat else _lines(experiment, rows)
+
+
+def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+    figure, (axes,) = blank()
+    values = sorted({row.value for row in rows})
+    place = {value: number for number, value in enumerate(values)}
+    said = []
+    for name, colour in colours([row.line for row in rows]).items():
+        mine = sorted((row for row in rows if row.line == name and row.measured is not None), key=lambda r: r.value)
+        at = [place[row.value] for row in mine]
+        means = [row.measured or 0.0 for row in mine]
+        spread = [row.measured_std or 0.0 for row in mine]
+        public = bool(mine) and mine[0].epsilon == 0
+        axes.errorbar(at, means, spread, color=INK if public else colour, linestyle="--" if public else "-",
+                      marker="" if public else "o", markersize=3.5, linewidth=1.3, capsize=2, label=name)  # fmt: skip
+        told = [row for row in rows if row.line == name and row.published is not None]
+        axes.plot([place[row.value] for row in told], [row.published or 0.0 for row in told], "x", color=colour)
+        pairs = [f"{row.measured:.3g} at {row.value:g}" for row in mine]
+        said.append(f"{name}: {', '.join(pairs)}")
+    if any(row.published is not None for row in rows):
+        axes.plot([], [], "x", color=INK, label="published")
+    with mpl.rc_context(STYLE):
+        axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
+    axes.set_xlabel(f"{experiment.axis}{', and true epsilon' if experiment.axis == NOISE else ''}")
+    axes.set_ylabel(_measure(experiment))
+    legend(axes)
+    caption = f"{experiment.title}: measured (lines) and published (crosses)."
+    raw = any(experiment.measure_of(line).startswith("unprotected/") for line in experiment.lines)
+    return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, raw)
+
+
+def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+    figure, (axes,) = blank()
+    values, names = sorted({row.value for row in rows}), list(dict.fromkeys(row.line for row in rows))
+    grid = np.full((len(names), len(values)), math.nan)
+    for row in rows:
+        grid[names.index(row.line), values.index(row.value)] = math.nan if row.measured is None else row.measured
+    axes.grid(visible=False)
+    image = axes.pcolormesh(grid, cmap="viridis")
+    axes.invert_yaxis()
+    with mpl.rc_context(STYLE):
+        axes.set_xticks([0.5 + n for n in range(len(values))], [f"{value:g}" for value in values])
+        axes.set_yticks([0.5 + n for n in range(len(names))], names)
+        figure.colorbar(image, label=_measure(experiment))
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+    for (down, across), value in np.ndenumerate(grid):
+        if not math.isnan(value):
+            axes.text(across + 0.5, down + 0.5, f"{value:.0f}", ha="center", va="center", fontsize=6.5,
+                      color="#ffffff" if value < middle else "#000000")  # fmt: skip
+    axes.set_xlabel(experiment.axis)
+    caption = f"{experiment.title}, measured."
+    low, high = np.nanmin(grid), np.nanmax(grid)
+    alt = f"{caption} A map of {len(names)} by {len(values)} settings, from {low:.3g} to {high:.3g}."
+    return Picture("result", caption, alt, figure)
+
+
+def _tick(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
+    if experiment.axis != NOISE:
+        return f"{value:g}"
+    found = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
+    return f"{value:g}" if found is None else f"{value:g}\n{found:.2g}"
+
+
+def _measure(experiment: Experiment) -> str:
+    name = "test accuracy" if experiment.measure == "accuracy" else experiment.measure
+    return f"{name} ({experiment.unit})" if experiment.unit else name

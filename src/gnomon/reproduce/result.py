@@ -1,0 +1,156 @@
+"""Published and measured side by side."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gnomon.reproduce.experiment import Experiment, Line
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line at one value of the axis."""
+
+    line: str
+    value: float
+    published: float | None
+    published_std: float | None
+    measured: float | None
+    measured_std: float | None
+    seeds: int
+    paper_epsilon: float | None
+    epsilon: float
+    """True for our runs: Poisson batches, add-remove, privacy loss distributions."""
+    as_coded_epsilon: float | None
+    seconds: float
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published.
+
+        >>> Row("a", 6.0, 90.0, None, 91.5, None, 1, None, 0.9, None, 1.0).difference
+        1.5
+        """
+        if self.published is None or self.measured is None:
+            return None
+        return self.measured - self.published
+
+
+def row_of(
+    experiment: Experiment, line: Line, value: float, results: Sequence[dict[str, Any]], as_coded: float | None
+) -> Row:
+    """The results of all seeds as one row."""
+    scores = [score for one in results if (score := measured(experiment.measure_of(line), one)) is not None]
+    published, spread = line.published.get(value, (None, None))
+    private = results[0]["epsilon"] > 0
+    return Row(
+        line.name,
+        value,
+        published,
+        spread,
+        statistics.fmean(scores) if scores else None,
+        statistics.stdev(scores) if len(scores) > 1 else None,
+        len(results),
+        experiment.paper_epsilon.get(value) if private else None,
+        results[0]["epsilon"],
+        as_coded if private else None,
+        statistics.fmean(one["seconds"] for one in results),
+    )
+
+
+def measured(measure: str, result: dict[str, Any]) -> float | None:
+    """What is measured in a run: its accuracy in per cent, or the last value of a metric.
+
+    >>> measured("accuracy", {"accuracy": 0.91})
+    91.0
+    """
+    if measure == "accuracy":
+        return 100 * float(result["accuracy"])
+    values = [row[measure] for row in result["history"] if row.get(measure) is not None]
+    return float(values[-1]) if values else None
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as CSV.
+
+    >>> table([]).startswith("line,value,published")
+    True
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*(field.name for field in dataclasses.fields(Row)), "difference"])
+    for row in rows:
+        writer.writerow([*dataclasses.astuple(row), row.difference])
+    return out.getvalue()
+
+
+def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """A row for each line and a column for each value: measured, and what was published in parentheses.
+
+    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
+    >>> print(markdown(read_experiment("pcdp-table2"), [row]).splitlines()[6])
+    | DP-SGD | **90.3** (91.9 ± 0.6) |
+    """
+    values = list(dict.fromkeys(row.value for row in rows))
+    cells = {(row.line, row.value): row for row in rows}
+    heads = [f"{experiment.axis} {value:g}" for value in values]
+    unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
+    lines = [
+        f"**{experiment.title}** {caption(experiment, rows)}",
+        "",
+        "Measured in bold, published in parentheses.",
+        "",
+        f"| {unit} | {' | '.join(heads)} |",
+        "|---" * (len(values) + 1) + "|",
+    ]
+    for name in dict.fromkeys(row.line for row in rows):
+        mine = [cells.get((name, value)) for value in values]
+        lines.append(f"| {name} | " + " | ".join("not run" if row is None else _cell(row) for row in mine) + " |")
+    lines += _epsilons(rows, values)
+    return "\n".join([*lines, "", *(f"- {note}" for note in experiment.notes)]) + "\n"
+
+
+def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """How far the runs behind the numbers go."""
+    seeds = sorted({row.seeds for row in rows})
+    said = f"({experiment.paper}). {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
+    changed = experiment.fast.get("settings", {}) if experiment.is_fast else {}
+    if changed:
+        what = ", ".join(
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in changed.items()
+        )
+        said += f" SHORT RUNS (--fast: {what}): compare their shape with the published numbers, not the numbers."
+    return said
+
+
+def _cell(row: Row) -> str:
+    ours = "–" if row.measured is None else f"**{row.measured:.3g}{_spread(row.measured_std)}**"
+    theirs = "" if row.published is None else f" ({row.published:.3g}{_spread(row.published_std)})"
+    return ours + theirs
+
+
+def _spread(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.1f}" if value >= 0.05 else f" ± {value:.2g}"
+
+
+def _epsilons(rows: Sequence[Row], values: Sequence[float]) -> list[str]:
+    """What the paper printed, what is true, and what the published code's batches would cost."""
+    kinds = (
+        ("epsilon as published", lambda row: row.paper_epsilon),
+        ("epsilon, true for our runs (Poisson, PLD)", lambda row: row.epsilon),
+        ("epsilon if batches were fixed blocks, as in the code of PDP-SGD", lambda row: row.as_coded_epsilon),
+    )
+    private = [row for row in rows if row.epsilon > 0]
+    lines = []
+    for name, pick in kinds:
+        found = [next((pick(row) for row in private if row.value == value), None) for value in values]
+        if any(one is not None for one in found):
+            lines.append(f"| {name} | " + " | ".join("–" if one is None else f"{one:.3f}" for one in found) + " |")
+    return lines

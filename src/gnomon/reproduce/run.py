@@ -1,0 +1,121 @@
+"""Runs an experiment: cells are kept by their settings, so that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gnomon import compare
+from gnomon.accounting import Shuffled, epsilon, noise_multiplier
+from gnomon.config import TrainConfig
+from gnomon.data import load
+from gnomon.environment import environment
+from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
+from gnomon.reproduce.picture import picture
+from gnomon.reproduce.result import Row, markdown, row_of, table
+from gnomon.validate import SettingError, positive
+
+
+def reproduce(
+    experiment: Experiment,
+    out: Path,
+    *,
+    cells: list[str] | None = None,
+    workers: int = 1,
+    progress: bool = True,
+    say: Callable[[str], None] = print,
+) -> list[Row]:
+    """Run what is missing, and leave table and picture in the folder of the experiment's name.
+
+    Cells are shared by all experiments in `out`, each under the hash of its settings.
+    """
+    chosen = experiment.chosen(cells or [])
+    load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
+    grids = [(line, value, cells_of(experiment, line, value)) for line, value in chosen]
+    every = list({cell.key: cell for _, _, group in grids for cell in group}.values())
+    results = compare.run(every, out, workers=workers, progress=progress)
+    found = {cell.key: result for cell, result in zip(every, results, strict=True)}
+    rows = [
+        row_of(experiment, line, value, [found[cell.key] for cell in group], as_coded(experiment, group[0].config))
+        for line, value, group in grids
+    ]
+    folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
+    write(experiment, rows, folder)
+    say(markdown(experiment, rows))
+    say(f"table    {folder / 'result.md'} and .csv")
+    say(f"picture  {folder / 'result.png'} and .svg")
+    return rows
+
+
+def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.Cell]:
+    """The runs of one line at one value, one for each seed.
+
+    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> table = read_experiment("pcdp-table2")
+    >>> [cell.config.noise_multiplier for cell in cells_of(table, table.lines[0], 6.0)]
+    [6.0, 6.0, 6.0, 6.0]
+    """
+    base, label = experiment.base, line.label(experiment.axis, value)
+    if line.method == compare.PUBLIC_ONLY and experiment.axis != "public":
+        label = compare.PUBLIC_ONLY  # nothing but the public records matters to it
+    if label == compare.PUBLIC_ONLY:
+        return compare.grid(base, [label], [1.0], experiment.seeds)
+    return compare.grid(base, [label], [_level(experiment, base, line, value)], experiment.seeds)
+
+
+def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) -> float:
+    if experiment.axis == NOISE:
+        return positive(NOISE, value)
+    if experiment.axis == BUDGET:
+        given = base.with_settings(line.settings | line.at.get(value, {}))
+        if given.private is None:
+            raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
+        rate = given.batch_size / given.private
+        steps = max(1, round(given.epochs * max(1, round(1 / rate))))
+        return noise_multiplier(target_epsilon=value, sample_rate=rate, steps=steps, delta=given.target_delta)
+    if base.noise_multiplier is None:
+        raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
+    return base.noise_multiplier
+
+
+def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
+    """What the published code's batches, the same blocks in every epoch, really cost at these settings.
+
+    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> table = read_experiment("pcdp-table2")
+    >>> found = as_coded(table, cells_of(table, table.lines[0], 6.0)[0].config)
+    >>> round(found, 1)
+    7.0
+    """
+    if not experiment.as_coded or config.noise_multiplier is None or config.private is None:
+        return None
+    per_epoch = max(1, round(config.private / config.batch_size))
+    steps = max(1, round(config.epochs * per_epoch))
+    return float(
+        epsilon(
+            noise_multiplier=config.noise_multiplier,
+            sampler=Shuffled(per_epoch),
+            steps=steps,
+            delta=config.target_delta,
+        )
+    )
+
+
+def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
+    """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.csv").write_text(table(rows))
+    (folder / "result.md").write_text(markdown(experiment, rows))
+    picture(experiment, rows).save(folder)
+    kept: dict[str, Any] = {
+        "experiment": dataclasses.asdict(experiment),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "command": f"gnomon reproduce {experiment.name}"
+        + (" --fast" if experiment.is_fast else "")
+        + f" --seeds {experiment.seeds}",
+        "environment": environment(),
+    }
+    (folder / "reproduction.json").write_text(json.dumps(kept, indent=2) + "\n")

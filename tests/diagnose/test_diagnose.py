@@ -1,0 +1,257 @@
+"""Diagnostics agree with the plain matrices they avoid, leave training alone, and say what is unprotected."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon import methods
+from gnomon.cli import main
+from gnomon.data import Records
+from gnomon.diagnose import Diagnostics, angles, bias, cloud, components, energy_inside, gap, gram, skew, spectrum
+from gnomon.diagnose.observer import admission, dimensions
+from gnomon.diagnose.run import look
+from gnomon.methods import LocalSteps, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.release import SeededNoise
+from gnomon.subspaces.eigenspace import shared_basis
+from gnomon.training import Trainer
+from gnomon.updates import gradients
+from gnomon.validate import SettingError
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+
+def some(count: int, seed: int) -> Records:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 5, generator=generator, dtype=torch.float64)
+    return Records(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long())
+
+
+PRIVATE, PUBLIC = some(200, 1), some(30, 2)
+EVERY = {
+    "dp-sgd": lambda: dp_sgd(),
+    "pdp": lambda: pdp(PUBLIC, rank=6),
+    "pcdp": lambda: pcdp(PUBLIC, rank=6),
+    "pcdp per tensor": lambda: pcdp(PUBLIC, rank=4, per_tensor=True),
+    "rpdp": lambda: rpdp(rank=9),
+    "rsdp": lambda: rsdp(rate=0.5),
+    "gep": lambda: gep(PUBLIC, rank=6),
+    "dp-lsgd": lambda: dp_lsgd(steps=3, lr=0.1),
+    "late pcdp": lambda: pcdp(PUBLIC, rank=6, start=1),
+}
+
+
+def trainer(method: methods.Method | None = None, **settings) -> Trainer:
+    model = network()
+    given = {"sample_rate": 0.2, "expected_batch_size": 40, "noise_multiplier": 2.0, "target_delta": 1e-5, "steps": 6}
+    return Trainer(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=0.5), method=method or dp_sgd(), max_grad_norm=0.3,
+        noise=SeededNoise(0), progress=False, **(given | settings),
+    )  # fmt: skip
+
+
+def updates(count: int = 20, seed: int = 3):
+    records = some(count, seed)
+    return gradients(network(), LOSS, records.inputs, records.targets)
+
+
+# -- the numbers -----------------------------------------------------------------------------------
+
+
+def test_the_spectrum_is_that_of_the_second_moment_of_all_parameters():
+    found = updates()
+    dense = found.dense()
+    plain = torch.linalg.eigvalsh(dense.T @ dense / len(dense)).flip(0)
+    values = spectrum(gram(found))
+    assert torch.allclose(values, plain[: len(values)], atol=1e-12)
+    assert plain[len(values) :].abs().max() < 1e-12
+    assert gap(values, 3) == pytest.approx(float((plain[2] - plain[3]) / plain[0]))
+    assert gap(values, 99) == 0.0
+
+
+def test_skew_and_angles_are_those_of_the_projectors():
+    one, other = shared_basis(updates(seed=3), 4), shared_basis(updates(seed=4), 4)
+    inner = one.public.gram(other.public)
+    overlap = one.mixing.T @ inner @ other.mixing
+    difference = one.dense() @ one.dense().T - other.dense() @ other.dense().T
+    spectral, frobenius = skew(overlap)
+    assert spectral == pytest.approx(float(torch.linalg.matrix_norm(difference, 2)), abs=1e-7)
+    assert frobenius == pytest.approx(float(torch.linalg.matrix_norm(difference)) / 8**0.5, abs=1e-7)
+    cosines = torch.linalg.svdvals(one.dense().T @ other.dense())
+    assert torch.allclose(torch.cos(torch.deg2rad(angles(overlap))), cosines, atol=1e-7)
+
+
+def test_energy_inside_is_that_of_the_projected_gradient():
+    found, basis = updates(), shared_basis(updates(seed=5), 4)
+    v, g = basis.dense(), found.dense()
+    share = (g @ v @ v.T).square().sum(1) / g.square().sum(1)
+    assert torch.allclose(energy_inside(basis.coordinates(found), found), share)
+
+
+def test_components_are_sorted_and_end_with_the_smallest():
+    mean = updates().weighted_sum(torch.full((20,), 0.05, dtype=torch.float64))
+    flat = torch.cat([value.flatten() for value in mean.values()]).abs()
+    points = components(mean)
+    assert points[0] == [1, pytest.approx(float(flat.max()))]
+    assert points[-1] == [66, pytest.approx(float(flat.min()))]
+    assert [value for _, value in points] == sorted((value for _, value in points), reverse=True)
+
+
+def test_a_cloud_shows_the_same_plane_before_and_after_projection():
+    found, basis = updates(), shared_basis(updates(seed=3), 20)  # their own span: nothing is lost
+    points = cloud(found, basis)
+    assert torch.allclose(torch.tensor(points["whole"]), torch.tensor(points["projected"]), atol=1e-6)
+    less = cloud(found, shared_basis(updates(seed=5), 2))
+    assert torch.tensor(less["projected"]).norm() < torch.tensor(less["whole"]).norm()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_bias_and_noise_are_what_the_step_of_the_method_does(name):
+    """Without noise the model moves by the clipped mean; the diagnosis must say the same about it."""
+    method = EVERY[name]()
+    ours = trainer(method, noise_multiplier=1e-9, sample_rate=0.999999, expected_batch_size=200, steps=1)
+    found: list[dict] = []
+    ours.observers = (Diagnostics(found.append, every=1, public=PUBLIC, rank=5),)
+    before = torch.cat([p.detach().flatten().clone() for p in ours.model.parameters()])
+    true = method.update(network(), LOSS, PRIVATE.inputs, PRIVATE.targets)
+    mean = torch.cat([v.flatten() for v in true.weighted_sum(torch.full((200,), 1 / 200).double()).values()])
+    ours.fit(PRIVATE)
+    moved = (before - torch.cat([p.detach().flatten() for p in ours.model.parameters()])) / 0.5
+    moved = -moved if method.displaces else moved
+    record = found[0]
+    assert record["unprotected/bias/ratio"] == pytest.approx(float(moved.norm() / mean.norm()), rel=1e-3)
+    cosine = float(torch.nn.functional.cosine_similarity(moved, mean, 0))
+    assert record["unprotected/bias/cosine"] == pytest.approx(cosine, abs=1e-3)
+    clipped = (admission(true, method.clip, 0.3).weights < 1).double().mean() if method.project == "after" else None
+    assert clipped is None or record["unprotected/clipped"] == pytest.approx(float(clipped))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("dp-sgd", 66), ("pcdp", 6), ("pdp", 6), ("rpdp", 9)])
+def test_noise_reaches_the_model_in_as_many_dimensions(name, expected):
+    view = look(trainer(EVERY[name]()), PRIVATE.inputs, PRIVATE.targets)
+    assert dimensions(view) == pytest.approx(expected, rel=1e-6)
+
+
+def test_signal_to_noise_is_the_ratio_of_lengths():
+    view = look(trainer(), PRIVATE.inputs, PRIVATE.targets)
+    record = Diagnostics(print).record(view)
+    norms = view.updates.norms()
+    total = (view.updates.dense() * (0.3 / norms).clamp_max(1)[:, None]).sum(0) / 200 * 40
+    assert record["unprotected/signal_to_noise"] == pytest.approx(float(total.norm()) / (2 * 0.3 * 66**0.5), rel=1e-4)
+    silent = dataclasses.replace(view, noise_multiplier=0.0)
+    assert Diagnostics(print).record(silent)["unprotected/signal_to_noise"] is None
+
+
+def test_bias_of_orthogonal_vectors_is_zero():
+    assert bias({"a": torch.tensor([1.0, 0.0])}, {"a": torch.tensor([0.0, 2.0])}) == (0.0, 0.5)
+
+
+# -- along training --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_looking_changes_nothing(name):
+    weights = []
+    for watched in (False, True):
+        ours = trainer(EVERY[name]())
+        found: list[dict] = []
+        if watched:
+            ours.observers = (Diagnostics(found.append, every=2, public=PUBLIC, rank=5),)
+        ours.fit(PRIVATE)
+        weights.append(torch.cat([p.detach().flatten() for p in ours.model.parameters()]))
+    assert torch.equal(*weights)
+    assert [one["step"] for one in found] == [0, 2, 4]
+    assert "public/drift" not in found[0]
+    assert len(found[1]["public/drift"]) == 5
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_subspace_does_not_drift_while_the_weights_stand_still():
+    ours = trainer(steps=2)
+    for group in ours.optimizer.param_groups:
+        group["lr"] = 0.0
+    found: list[dict] = []
+    ours.observers = (Diagnostics(found.append, every=1, public=PUBLIC, rank=5),)
+    ours.fit(PRIVATE)
+    assert max(found[1]["public/drift"]) < 1e-2
+
+
+def test_everything_that_reads_private_records_is_named_unprotected():
+    ours, others = (look(trainer(pcdp(PUBLIC, rank=6)), records.inputs, records.targets)
+                    for records in (PRIVATE, some(200, 9)))  # fmt: skip
+    one, other = (Diagnostics(print, rank=5).record(view) for view in (ours, others))
+    differ = {name for name in one if one[name] != other[name]}
+    assert {name.split("/")[0] for name in differ} == {"unprotected"}
+    assert "unprotected/energy" in differ
+
+
+def test_the_public_mode_reads_no_private_record():
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError(f"a private update was read: {name}")
+
+    view = look(trainer(pcdp(PUBLIC, rank=6)), PRIVATE.inputs, PRIVATE.targets)
+    view = dataclasses.replace(view, updates=Untouchable(), admitted=Untouchable())
+    record = Diagnostics(print, public_only=True, rank=5).record(view)
+    assert not [name for name in record if name.startswith("unprotected")]
+    assert {"public/spectrum", "public/skew", "public/bias/cosine", "public/cloud"} <= set(record)
+    with pytest.raises(AssertionError, match="private update was read"):
+        Diagnostics(print, rank=5).record(view)
+
+
+def test_without_public_records_there_is_no_public_mode():
+    view = look(trainer(), PRIVATE.inputs, PRIVATE.targets)
+    with pytest.raises(SettingError, match="public records"):
+        Diagnostics(print, public_only=True).record(view)
+
+
+def test_records_without_a_finite_gradient_and_empty_batches_are_survived():
+    inputs = PRIVATE.inputs.clone()
+    inputs[3] = float("nan")
+    record = Diagnostics(print).record(look(trainer(), inputs, PRIVATE.targets))
+    json.dumps(record, allow_nan=False)
+    empty = Diagnostics(print).record(look(trainer(), inputs[:0], PRIVATE.targets[:0]))
+    assert set(empty) == {"step", "epoch"}
+
+
+def test_local_steps_are_measured_in_units_of_their_step():
+    method = dataclasses.replace(dp_sgd(), update=LocalSteps(1, 0.1))
+    ours = dataclasses.replace(look(trainer(method), PRIVATE.inputs, PRIVATE.targets), max_grad_norm=0.03)
+    plain = dataclasses.replace(look(trainer(), PRIVATE.inputs, PRIVATE.targets), max_grad_norm=0.3)
+    key = "unprotected/incremental"
+    assert Diagnostics(print).record(ours)[key] == pytest.approx(Diagnostics(print).record(plain)[key], rel=1e-4)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = ["--method", "pcdp", "--rank", "10", "--epochs", "2", "--noise-multiplier", "5", "--quiet"]
+    assert main(["train", *flags, "--diagnose", "4", "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in (out / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4, 8]
+    assert main(["diagnose", str(out)]) == 0
+    assert "unprotected/signal_to_noise" in capsys.readouterr().out
+    record = json.loads((out / "diagnosis.json").read_text())
+    assert record["epoch"] == 2.0
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "Inside training" in page
+    assert "clipped sum over the expected length of its noise" in page
+    assert main(["report", str(out), "--without-unprotected"]) == 0
+    page = (out / "report.html").read_text()
+    assert "public gradients" in page
+    assert "private gradients" not in page
+    (out / "model.safetensors").unlink()
+    assert main(["diagnose", str(out)]) == 2
+    assert "no saved model" in capsys.readouterr().err

@@ -1,0 +1,328 @@
+"""The page about runs: complete in itself, honest about what is protected, and it works in a browser."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.config import TrainConfig
+from gnomon.report import Picture, render, training_pictures
+from gnomon.report import report as report_with_figures
+from gnomon.report.page import Section
+from gnomon.report.picture import blank
+from gnomon.report.read import read_run
+from gnomon.report.words import guess, promise
+from gnomon.runs import train
+from gnomon.validate import SettingError
+from tests.report.browser import CHROMIUM, WHY_NOT, Browser
+
+STATEMENT = {
+    "epsilon": 1.0, "delta": 1e-5, "unit": "one record", "adjacency": "add-remove", "sampler": "Poisson q = 0.1",
+    "accountant": "PLD", "noise_multiplier": 2.0, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "steps": 1234,
+    "method": "dp-sgd: gradient, flat clipping", "guarantee": True, "caveats": [], "not_covered": ["side channels"],
+}  # fmt: skip
+AUDIT = {
+    "sentence": "claimed epsilon 1.00, audited lower bound 0.71", "confidence": 0.999, "violated": [],
+    "bounds": [{"name": "S and W", "mu": 0.3, "epsilon": 0.71}, {"name": "K", "mu": 0.1, "epsilon": None}],
+}  # fmt: skip
+LEDGER = {"epsilon": 2.5, "runs": 3, "steps": 77, "budget": {"epsilon": 4.0, "delta": 1e-5}, "accountant": "PLD"}
+
+
+def history(epochs: int = 3) -> list[dict]:
+    return [
+        {"epoch": float(n), "step": 6 * n, "epsilon": 0.3 * n, "seconds": 1.5 * n, "validation/accuracy": 0.8 + n / 50,
+         "validation/loss": 2.0 / n, "unprotected/loss": 2.5 / n, "unprotected/clipped": 0.5,
+         **{f"unprotected/incremental/{name}": 1.0 / n for name in ("mean", "q25", "q50", "q75")}}
+        for n in range(1, epochs + 1)
+    ]  # fmt: skip
+
+
+def folder_of_a_run(place, statement=STATEMENT, **files):
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.yaml").write_text(TrainConfig(target_epsilon=1.0, epochs=3.0).to_yaml())
+    (place / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in history()) + "\n")
+    (place / "statement.json").write_text(json.dumps(statement))
+    for name, content in files.items():
+        (place / f"{name}.json").write_text(json.dumps(content))
+    return place
+
+
+def folder_of_a_comparison(place):
+    (place / "cells").mkdir(parents=True)
+    rows = [
+        ("dp-sgd", 2.0, 1.0, 0.9),
+        ("dp-sgd", 8.0, 0.2, 0.5),
+        ("pcdp", 2.0, 1.0, 0.8),
+        ("public-only", "", 0.0, 0.7),
+    ]
+    with (place / "comparison.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "noise_multiplier", "epsilon", "mean", "deviation", "seeds", "seconds"])
+        writer.writerows([[*row, 0.01, 2, 11.0 * n] for n, row in enumerate(rows)])
+    cell = {"label": "dp-sgd", "noise_multiplier": 8.0, "history": history(), "settings": {"data": "digits"}}
+    (place / "cells/a.json").write_text(json.dumps(cell))
+    (place / "cells/stale.json").write_text(json.dumps(cell | {"label": "an-earlier-grid"}))
+    plan = {"settings": {"data": "digits", "epochs": 3.0}, "methods": ["dp-sgd", "pcdp"], "cells": ["a"],
+            "noise_multipliers": [2.0, 8.0], "seeds": 2}  # fmt: skip
+    (place / "comparison.json").write_text(json.dumps(plan))
+    return place
+
+
+def report(folders, out=None, **settings):
+    return report_with_figures(folders, out, figures=False, **settings)
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.1, 1e-5), (1.0, 1e-5), (3.0, 1e-3), (900.0, 1e-5)])
+def test_the_guess_is_what_the_best_test_between_two_neighbours_reaches(epsilon, delta):
+    # the extreme mechanism of (epsilon, delta): with probability delta it tells, else randomised response
+    told = delta + (1 - delta) / (1 + math.exp(-epsilon))
+    assert guess(epsilon, delta) == pytest.approx(told if epsilon < 700 else 1.0, abs=1e-9)
+
+
+def test_no_guarantee_is_said_in_so_many_words():
+    assert "no privacy claim" in promise(STATEMENT | {"guarantee": False})[0]
+    assert "nothing is promised" in promise(STATEMENT | {"epsilon": None, "guarantee": False})[0]
+    assert "differentially private" in promise(STATEMENT)[0]
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_a_page_holds_the_promise_the_pictures_and_the_command(tmp_path):
+    page = report([folder_of_a_run(tmp_path / "run")]).read_text()
+    assert "epsilon = 1.000 at delta = 1e-05" in page
+    assert "73.1 %" in page
+    assert "1,234" in page
+    assert "gnomon train --data digits --target-epsilon 1 --epochs 3" in page
+    assert page.count('role="img"') == 4
+    assert all(len(alt) > 20 for alt in re.findall(r'aria-label="([^"]*)"', page) if "against" in alt)
+
+
+def test_a_page_loads_nothing_and_shares_no_id(tmp_path):
+    page = report([folder_of_a_run(tmp_path / "a"), folder_of_a_run(tmp_path / "b")], tmp_path / "p.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!#|data:,)', page)
+    assert not re.findall(r"url\((?!#)|@import|https?://", page)
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    for used in re.findall(r'(?:url\(|href=")#([\w]+)', page):
+        assert used in ids
+
+
+def test_what_a_run_says_is_text_on_the_page_and_never_markup(tmp_path):
+    place = folder_of_a_run(tmp_path / "run", STATEMENT | {"caveats": ["<script>alert(1)</script>"]})
+    assert "<script>alert" not in report([place]).read_text()
+    assert "<img" not in render([Section("<img src=x>", "a", "run", [], "gnomon")])
+    figure, (axes,) = blank()
+    axes.set_title("</svg><script>alert(1)</script>")
+    assert "<script>" not in Picture("a", "b", '"><script>', figure).inline()
+
+
+def test_unprotected_values_are_marked_or_left_out(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    marked = report([place], tmp_path / "all.html").read_text()
+    assert "Keep this page with the data holder" in marked
+    assert marked.count('<span class="tag">unprotected</span>') == 3  # twice at a picture, once in the warning
+    clean = report([place], tmp_path / "clean.html", unprotected=False).read_text()
+    assert "Keep this page" not in clean
+    assert 'class="tag"' not in clean
+    assert clean.count('role="img"') == 3  # the picture of norms is gone
+
+
+def test_audit_and_ledger_are_shown_when_they_are_there(tmp_path):
+    page = report([folder_of_a_run(tmp_path / "run", STATEMENT | {"ledger": LEDGER}, audit=AUDIT)]).read_text()
+    assert "audited lower bound 0.71" in page
+    assert "infinite" in page
+    assert "epsilon of all runs together" in page
+    assert "epsilon 4 at delta = 1e-05" in page
+    without = report([folder_of_a_run(tmp_path / "other")]).read_text()
+    assert "Audit" not in without
+    assert "Ledger" not in without
+
+
+def test_a_comparison_shows_its_own_cells_and_the_public_line(tmp_path):
+    page = report([folder_of_a_comparison(tmp_path / "c")]).read_text()
+    assert "an-earlier-grid" not in page
+    assert "public-only, epsilon 0" in page
+    assert "makes a privacy claim" in page.replace("\n", " ")
+    assert "gnomon compare --methods dp-sgd,pcdp --noise-multipliers 2,8 --seeds 2 --data digits --epochs 3" in page
+
+
+def test_a_killed_run_still_has_a_page(tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "metrics.jsonl").write_text(json.dumps(history()[0]) + '\n{"epoch": 2, "eps')
+    page = report([place]).read_text()
+    assert "did not finish" in page
+    assert len(read_run(place).history) == 1
+
+
+def test_broken_and_missing_folders_are_named(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    (place / "audit.json").write_text("{")
+    with pytest.raises(SettingError, match=r"audit\.json"):
+        report([place])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingError, match="empty"):
+        report([tmp_path / "empty"])
+    (place / "audit.json").unlink()
+    (place / "metrics.jsonl").write_text("{\n{}\n")
+    with pytest.raises(SettingError, match="line 1"):
+        report([place])
+    assert not (place / "report.html").exists()
+
+
+def test_pictures_are_files_too(tmp_path):
+    page = report_with_figures([folder_of_a_run(tmp_path / "run")])
+    figures = page.with_name("report-figures")
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}.{end}" for name in ("accuracy", "loss", "budget", "norms") for end in ("png", "svg")
+    }
+    assert (figures / "norms.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_values_that_are_missing_or_infinite_leave_gaps():
+    assert training_pictures([]) == []
+    assert [one.name for one in training_pictures([{"epoch": 1, "epsilon": None, "validation/accuracy": 0.5}])] == [
+        "accuracy"
+    ]
+
+
+# -- from the command line --------------------------------------------------------------------------
+
+
+def test_a_real_run_and_its_page_and_event_files(tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = ["--epochs", "2", "--noise-multiplier", "5", "--quiet", "--tensorboard", "--out", str(out)]
+    pytest.importorskip("tensorboard", reason="needs the optional package tensorboard")
+    assert main(["train", *flags]) == 0
+    assert main(["report", str(out)]) == 0
+    assert str(out / "report.html") in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    assert "gnomon train --data digits --noise-multiplier 5 --epochs 2" in page
+    assert "torch" in page
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [one.value for one in events.Scalars("validation/accuracy")] == pytest.approx(
+        [line["validation/accuracy"] for line in lines]
+    )
+    assert "unprotected/loss" in events.Tags()["scalars"]
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_command_on_the_page_gives_the_same_settings(tmp_path):
+    config = TrainConfig(epochs=1.0, noise_multiplier=7.25, max_grad_norm=0.3, method="rsdp", mask_rate=0.5,
+                         insecure_noise_seed=3)  # fmt: skip
+    train(config, tmp_path / "first", progress=False)
+    command = re.search(r"<code>gnomon (.*)</code>", report([tmp_path / "first"]).read_text())[1].split()
+    assert main([*command, "--quiet", "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again/config.yaml").read_text() == (tmp_path / "first/config.yaml").read_text()
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again")]
+    assert weights[0] == weights[1]
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+CONTRAST = """(() => {
+  const light = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (node) => {
+    for (; node; node = node.parentElement) {
+      const found = getComputedStyle(node).backgroundColor;
+      if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const least = [Infinity, ""];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((c) => c.nodeType === 3 && c.data.trim());
+    if (!own || ["SCRIPT", "STYLE"].includes(node.tagName)) continue;
+    const style = getComputedStyle(node);
+    const ink = node.closest("svg") ? style.fill : style.color;
+    const [a, b] = [light(ink), light(ground(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < least[0]) { least[0] = ratio; least[1] = node.outerHTML.slice(0, 120); }
+  }
+  return least;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip(WHY_NOT)
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    place = tmp_path_factory.mktemp("pages")
+    run = folder_of_a_run(place / "run", STATEMENT | {"ledger": LEDGER}, audit=AUDIT)
+    compared = folder_of_a_comparison(place / "compared")
+    return {
+        "run": report([run]),
+        "compared": report([compared]),
+        "both": report([run, run, compared], place / "b.html"),
+    }
+
+
+@pytest.mark.parametrize("which", ["run", "compared", "both"])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, False), (390, True)])
+def test_a_page_opens_without_complaint_fits_the_screen_and_is_legible(browser, pages, which, width, dark):
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(pages[which], width=width, dark=dark)
+    assert browser.complaints == []
+    assert [one for one in browser.requests if not one.startswith(("file:", "data:"))] == []
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    ratio, where = browser.ask(CONTRAST)
+    assert ratio >= 4.5, where
+    background = browser.ask("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == dark
+    sizes = browser.ask("[...document.querySelectorAll('figure svg')].map((s) => s.getBoundingClientRect().height)")
+    assert sizes
+    assert min(sizes) > 100
+    assert browser.ask("[...document.querySelectorAll('svg')].every((s) => s.getAttribute('aria-label').length > 20)")
+
+
+def test_tables_sort_by_a_click(browser, pages):
+    browser.open(pages["compared"])
+    column = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[3].textContent)"
+    click = "document.querySelectorAll('table.sortable thead button')[3].click()"
+    browser.ask(click)
+    assert browser.ask(column) == ["50.0", "70.0", "80.0", "90.0"]
+    assert browser.ask("document.querySelectorAll('th')[3].getAttribute('aria-sort')") == "ascending"
+    browser.ask(click)
+    assert browser.ask(column) == ["90.0", "80.0", "70.0", "50.0"]
+    browser.ask("document.querySelectorAll('table.sortable thead button')[0].click()")
+    names = browser.ask("[...document.querySelectorAll('tbody tr')].map((row) => row.cells[0].textContent)")
+    assert names == sorted(names)
+
+
+def test_the_check_of_the_console_would_notice(browser, tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text("<script>nothing.here()</script><img src='missing.png'>")
+    browser.complaints.clear()
+    browser.open(page)
+    assert len(browser.complaints) >= 2
+
+
+def test_a_page_prints_light_and_whole_also_from_a_dark_screen(browser, pages):
+    browser.open(pages["both"], dark=True, media="print")
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.ask(CONTRAST)[0] >= 4.5
+    assert browser.paper().startswith(b"%PDF")
