@@ -212,7 +212,7 @@ def adult(again: bool) -> None:
         pairs = list(combinations(range(source.input_shape[0]), 2))
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
         for d in (104, 800, 4000):
-            chosen = torch.tensor([pairs[i] for i in order[: d - 104]]).reshape(-1, 2)
+            chosen = torch.tensor([pairs[i] for i in order[: d - 104]], dtype=torch.long).reshape(-1, 2)
 
             def crossed(inputs: Tensor, chosen: Tensor = chosen) -> Tensor:
                 rows = torch.cat([inputs, inputs[:, chosen[:, 0]] * inputs[:, chosen[:, 1]]], 1)
