@@ -196,7 +196,7 @@ def dimension(again: bool) -> None:
             def score(model: nn.Module, x: Tensor = x, y: Tensor = y, optimum: float = optimum) -> Row:
                 return {"error": float(logistic(model(x).detach(), y).mean()) - optimum}
 
-            yield from private_errors(x, y, "l1:20", 50, (2.0, 8.0, 32.0, 128.0, 512.0), 2, score)
+            yield from private_errors(x, y, "l1:20", 50, (8.0, 32.0, 128.0, 512.0, 2048.0), 2, score)
 
     rows = table("compressed-dimension", run, again)
     draw_dimension(rows, "compressed-dimension", "error", "training error above the optimum",
@@ -212,7 +212,7 @@ def adult(again: bool) -> None:
         pairs = list(combinations(range(source.input_shape[0]), 2))
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
         for d in (104, 800, 4000):
-            chosen = torch.tensor([pairs[i] for i in order[: d - 104]]).reshape(-1, 2)
+            chosen = torch.tensor([pairs[i] for i in order[: d - 104]], dtype=torch.long).reshape(-1, 2)
 
             def crossed(inputs: Tensor, chosen: Tensor = chosen) -> Tensor:
                 rows = torch.cat([inputs, inputs[:, chosen[:, 0]] * inputs[:, chosen[:, 1]]], 1)
@@ -239,7 +239,8 @@ def draw_dimension(rows: Sequence[Row], name: str, key: str, label: str, title: 
         mine = [row for row in rows if row["method"] == method]
         sizes = sorted({int(row["d"]) for row in mine})
         values = [[float(row[key]) for row in mine if int(row["d"]) == d] for d in sizes]
-        axes.plot(sizes, [np.mean(v) for v in values], "o-", color=colour, label=method, markersize=4)
+        style = "o--" if "form C" in method else "o-"  # it lies on form A
+        axes.plot(sizes, [np.mean(v) for v in values], style, color=colour, label=method, markersize=4)
         axes.fill_between(
             sizes, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0
         )

@@ -41,6 +41,7 @@ def nearest_fit(
     does not. Every iterate gives a lower bound on the optimum through the linear oracle; the solver stops when that
     certifies the accuracy, or after `most` iterations.
 
+    >>> import torch
     >>> from gnomon.constraints import L1Ball
     >>> phi = torch.tensor([[1.0, 1.0]])
     >>> fit = nearest_fit(lambda v: phi @ v, lambda r: phi.T @ r, 1.5, L1Ball(1.0), torch.zeros(2), torch.tensor([0.5]))

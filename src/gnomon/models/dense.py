@@ -23,7 +23,7 @@ def logistic(input_shape: Sequence[int], classes: int) -> nn.Sequential:
 def linear(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """One linear layer without bias that starts at zero: a convex problem over one matrix.
 
-    >>> float(linear((4,), 3)[-1].weight.abs().sum())
+    >>> float(linear((4,), 3)[-1].weight.detach().abs().sum())
     0.0
     """
     layer = nn.Linear(math.prod(any_shape(input_shape)), classes, bias=False)

@@ -223,6 +223,7 @@ def sketched(leaf: Leaf, tile: Tile) -> Tensor:
 
     For a linear layer `Phi (b a^T)` is `b` times one matrix product with all inputs; no update is written out.
 
+    >>> from gnomon.updates import Dense
     >>> tile = Tile("weight", 0, 1, 0, 2, 0, torch.ones(3, 2))
     >>> sketched(Dense(torch.tensor([[[1.0, 2.0]]])), tile)
     tensor([[3., 3., 3.]])

@@ -33,7 +33,7 @@ def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
     ...     _ = model.weight.data.fill_(value)
     ...     average.update_parameters(model)
     ...     optimizer.param_groups[0]["lr"] = 3.0
-    >>> float(average.module.weight)
+    >>> float(average.module.weight.detach())
     3.0
     """
     average = AveragedModel(model, multi_avg_fn=StepWeighted(optimizer))
