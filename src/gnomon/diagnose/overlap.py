@@ -15,7 +15,7 @@ from gnomon.updates import Updates
 def angles(overlap: Tensor) -> Tensor:
     """Principal angles in degrees, smallest first, from the k x k' inner products of two orthonormal bases.
 
-    >>> angles(torch.tensor([[1.0, 0.0], [0.0, 0.5]]))
+    >>> angles(torch.tensor([[1.0, 0.0], [0.0, 0.5]])).round()
     tensor([ 0., 60.])
     """
     values = torch.linalg.svdvals(overlap).clamp(0, 1)

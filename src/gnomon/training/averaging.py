@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -11,21 +12,22 @@ class StepWeighted:
     """`sum eta_t w_t / sum eta_t`, one term at a time."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._total, self._seen = 0.0, -1
+        self._optimizer, self._seen = optimizer, -1
+        self.total = torch.zeros((), dtype=torch.float64)
+        """The sum of the step sizes so far; a buffer of the average, so that checkpoints keep it."""
 
     def __call__(self, averaged: tuple[Tensor, ...] | list[Tensor], current: object, count: Tensor | int) -> None:
         rate = float(self._optimizer.param_groups[0]["lr"])
         if int(count) != self._seen:  # called once for each kind of tensor
-            self._seen, self._total = int(count), self._total + rate
+            self._seen = int(count)
+            self.total += rate
         for mean, value in zip(averaged, current, strict=True):  # type: ignore[call-overload]
-            mean.lerp_(value, rate / self._total)
+            mean.lerp_(value, rate / float(self.total))
 
 
 def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
     """A copy of the model that follows the average of its iterates.
 
-    >>> import torch
     >>> model = nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     >>> average = step_average(model, optimizer)
@@ -36,6 +38,8 @@ def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
     >>> float(average.module.weight.detach())
     3.0
     """
-    average = AveragedModel(model, multi_avg_fn=StepWeighted(optimizer))
+    weighted = StepWeighted(optimizer)
+    average = AveragedModel(model, multi_avg_fn=weighted)
+    average.register_buffer("step_total", weighted.total)
     average.n_averaged.fill_(1)  # the start is replaced by the first term
     return average

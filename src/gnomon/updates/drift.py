@@ -18,7 +18,7 @@ class LocalDescent:
 
     >>> LocalDescent(0, 0.1)
     Traceback (most recent call last):
-    gnomon.validate.SettingError: local-steps = 0 is not allowed: give a whole number, at least 1
+    gnomon.validate.SettingError: local-steps = 0 is not allowed: give a whole number, 1 or above
     """
 
     steps: int
@@ -40,6 +40,7 @@ class Drift:
     carrier stays the same from step to step (the first layer sees the same record again) payloads add up; where it
     changes, a step's rows join those of the steps before. A written-out gradient has no carrier.
 
+    >>> import torch
     >>> drift = Drift(LocalDescent(steps=2, lr=0.5, momentum=0.0), Dense(torch.ones(1, 3)))
     >>> drift.take(Dense(torch.ones(1, 3)))
     >>> drift.leaf.dense()

@@ -39,6 +39,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Update
     Guarantee: equal to a loop of single-sample backward passes, up to rounding, if samples do not
     interact in the model.
 
+    >>> import torch
     >>> model = nn.Linear(2, 1)
     >>> loss = lambda outputs, targets: 0.5 * (outputs - targets).square().sum(1)
     >>> x, y = torch.tensor([[3.0, 4.0]]), model(torch.tensor([[3.0, 4.0]])).detach() + 1
@@ -53,6 +54,7 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Update
 def batch_size(inputs: Any) -> int:
     """How many samples a batch holds; every tensor in it must agree.
 
+    >>> import torch
     >>> batch_size({"text": torch.zeros(3, 5), "length": torch.zeros(3)})
     3
     """
