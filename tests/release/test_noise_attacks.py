@@ -77,7 +77,7 @@ def guesses(noise, pairs, bits: int, trials: int = TRIALS) -> int:
     for present in np.random.default_rng(0).integers(0, 2, trials):
         rows = torch.stack([others, one]) if present else others[None]
         door = Door({"w": torch.zeros(SIZE)}, 1.0, 1.0, 1.0, noise)
-        weights = door.admit(Updates({"w": Dense(rows)}, torch.zeros(len(rows))), Flat())
+        weights = door.admit(Updates({"w": Dense(rows)}, torch.zeros(len(rows))), Flat()).weights
         seen = door.release()["w"].double()
         out = seen - others.double() * weights[0]
         scores = [off_lattice(z, pairs, bits) for z in (out, out - one.double() / one.double().norm())]
