@@ -19,6 +19,7 @@ PACKAGES = [
     ".models",
     ".release",
     ".report",
+    ".reproduce",
     ".subspaces",
     ".training",
     ".updates",

@@ -18,7 +18,11 @@ NOISE, BUDGET = "noise-multiplier", "target-epsilon"
 
 @dataclass(frozen=True)
 class Line:
-    """One method with its settings: a row of a table, a line of a figure."""
+    """One method with its settings: a row of a table, a line of a figure.
+
+    >>> Line("DP-SGD", "dp-sgd", at={18.0: {"lr": 0.05}}).label("noise-multiplier", 18.0)
+    'dp-sgd:lr=0.05'
+    """
 
     name: str
     method: str
@@ -45,7 +49,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper."""
+    """One table or figure of a paper.
+
+    >>> figure = read_experiment("pcdp-appendix-figure2")
+    >>> figure.axis, figure.values[:2], figure.base.noise_multiplier
+    ('rank', (10.0, 25.0), 22.0)
+    """
 
     name: str
     title: str
@@ -65,6 +74,8 @@ class Experiment:
     """Whether lines are a second axis, drawn as a map."""
     fast: dict[str, Any] = field(default_factory=dict)
     is_fast: bool = False
+    source: str = ""
+    """What `gnomon reproduce` was asked for: the name, or the file."""
 
     def measure_of(self, line: Line) -> str:
         """What a line measures: `accuracy`, or the name of a metric whose last value counts."""
@@ -125,7 +136,7 @@ def read_experiment(name: str) -> Experiment:
         raise SettingError("experiment", name, f"one of {', '.join(available())}, or a YAML file")
     values = read_yaml(path)
     try:
-        return _experiment(path.stem, values)
+        return dataclasses.replace(_experiment(path.stem, values), source=name)
     except KeyError as error:
         raise SettingError("experiment", str(path), f"a file with the key {error}") from None
 
