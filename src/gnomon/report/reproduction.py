@@ -29,7 +29,7 @@ def of_reproduction(found: Reproduction) -> Section:
             *experiment.notes,
         ],
         guarantee=False,
-        facts=[("cells", str(len(rows))), ("runs", str(sum(row.seeds for row in rows)))],
+        facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
         table=_table(experiment.axis, rows),
         environment=environment_of(found.environment),
         seeded=True,
