@@ -90,12 +90,15 @@ class Experiment:
         """The form that answers in minutes, if the file gives one."""
         if not self.fast:
             raise SettingError("fast", self.name, "an experiment whose file has a part `fast`")
+        kept = self.fast.get("lines", [line.name for line in self.lines])
+        if unknown := set(kept) - {line.name for line in self.lines}:
+            raise SettingError("fast", sorted(unknown)[0], f"lines of the experiment {self.name}")
         return dataclasses.replace(
             self,
             settings=self.settings | self.fast.get("settings", {}),
             values=tuple(float(value) for value in self.fast.get("values", self.values)),
             seeds=int(self.fast.get("seeds", self.seeds)),
-            lines=tuple(line for line in self.lines if line.name in self.fast.get("lines", [line.name])),
+            lines=tuple(line for line in self.lines if line.name in kept),
             is_fast=True,
         )
 
