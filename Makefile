@@ -13,7 +13,7 @@ export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, with statement and picture"
+	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, compare methods, and write a report page"
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
 	@echo "make soak    200 kills, every planted bug in every method, 1000 audits of an honest step (about an hour)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
@@ -36,6 +36,9 @@ $(BENCH_STAMP): $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/gnomon train --data digits --target-epsilon 1 --out runs/demo --overwrite
+	OMP_NUM_THREADS=1 $(BIN)/gnomon compare --data digits --noise-multipliers 5,10,20 --seeds 1 --out runs/demo-compare \
+	  --methods dp-sgd,pdp,pcdp,dp-lsgd:local-steps=5,local-lr=0.2,public-only
+	$(BIN)/gnomon report runs/demo-compare runs/demo --out runs/demo-report.html
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests

@@ -22,6 +22,7 @@ PACKAGES = [
     ".models",
     ".release",
     ".report",
+    ".reproduce",
     ".subspaces",
     ".training",
     ".updates",

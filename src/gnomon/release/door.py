@@ -34,7 +34,11 @@ GRID_BITS = 20
 
 
 class Admitted(NamedTuple):
-    """How a batch came through the door: each sample's weights, and its norms before them, by block. Private."""
+    """How a batch came through the door: each sample's weights, and its norms before them, by block. Private.
+
+    >>> Admitted(weights=torch.tensor([[0.5]]), norms=torch.tensor([[2.0]])).weights
+    tensor([[0.5000]])
+    """
 
     weights: Tensor
     norms: Tensor

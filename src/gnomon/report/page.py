@@ -65,7 +65,8 @@ def render(sections: Sequence[Section], overview: Table | None = None) -> str:
     """
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
     parts = {name: Markup((TEMPLATES / name).read_text()) for name in ("page.css", "sort.js")}
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} runs"
+    titles = [one.title for one in sections]
+    title = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"
     return environment.get_template("page.html").render(
         title=title,
         sections=sections,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,11 +90,18 @@ def blank(columns: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def legend(axes: Axes) -> None:
-    """The legend, if there is anything to tell apart."""
-    if axes.get_legend_handles_labels()[0]:
-        with mpl.rc_context(STYLE):
-            axes.legend(frameon=False, fontsize=8)
+def legend(axes: Axes, most: int = 3) -> None:
+    """The legend, if there is anything to tell apart; below the axes if it is long, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure()
+    with mpl.rc_context(STYLE):
+        if len(handles) <= most or not isinstance(figure, Figure):
+            if handles:
+                axes.legend(frameon=False, fontsize=8)
+            return
+        columns = 1 if max(map(len, labels)) > 30 else 2
+        figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(len(handles) / columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 def _svg(figure: Figure, salt: str) -> str:

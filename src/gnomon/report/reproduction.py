@@ -22,12 +22,14 @@ def of_reproduction(found: Reproduction) -> Section:
         pictures=[picture(experiment, rows)] if rows else [],
         command=found.command,
         promise=[
-            caption(experiment, rows) if rows else "Everything in this folder is unprotected and was left out.",
+            f"From: {experiment.paper}. {caption(experiment, rows)}"
+            if rows
+            else "Everything in this folder is unprotected and was left out.",
             "This is a study: its noise was seeded so that it can be repeated, so no run in it makes a privacy claim.",
             *experiment.notes,
         ],
         guarantee=False,
-        facts=[("cells", str(len(rows))), ("runs", str(sum(row.seeds for row in rows)))],
+        facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
         table=_table(experiment.axis, rows),
         environment=environment_of(found.environment),
         seeded=True,
@@ -35,16 +37,17 @@ def of_reproduction(found: Reproduction) -> Section:
 
 
 def _table(axis: str, rows: list[Any]) -> Table:
-    heads = ("line", axis, "measured", "±", "published", "± published", "difference", "seeds",
-             "epsilon as published", "true epsilon", "epsilon if fixed blocks", "seconds a run")  # fmt: skip
+    heads = (
+        "line", axis, "measured", "published", "difference", "seeds", "epsilon as published", "true epsilon",
+        "epsilon if fixed blocks", "seconds a run",
+    )  # fmt: skip
     cells = [
         (
             (row.line, row.line),
             (f"{row.value:g}", row.value),
-            *(
-                _number(value)
-                for value in (row.measured, row.measured_std, row.published, row.published_std, row.difference)
-            ),
+            _number(row.measured, 2, row.measured_std),
+            _number(row.published, 2, row.published_std),
+            _number(row.difference, 2),
             (str(row.seeds), float(row.seeds)),
             *(_number(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
             _number(row.seconds, 1),
@@ -54,5 +57,7 @@ def _table(axis: str, rows: list[Any]) -> Table:
     return Table("Every cell, published and measured. Click a head to sort.", heads, cells)
 
 
-def _number(value: float | None, digits: int = 2) -> tuple[str, float | str]:
-    return ("–", "") if value is None else (f"{value:.{digits}f}", value)
+def _number(value: float | None, digits: int, spread: float | None = None) -> tuple[str, float | str]:
+    if value is None:
+        return "–", ""
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}"), value

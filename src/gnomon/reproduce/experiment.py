@@ -18,7 +18,11 @@ NOISE, BUDGET = "noise-multiplier", "target-epsilon"
 
 @dataclass(frozen=True)
 class Line:
-    """One method with its settings: a row of a table, a line of a figure."""
+    """One method with its settings: a row of a table, a line of a figure.
+
+    >>> Line("DP-SGD", "dp-sgd", at={18.0: {"lr": 0.05}}).label("noise-multiplier", 18.0)
+    'dp-sgd:lr=0.05'
+    """
 
     name: str
     method: str
@@ -45,7 +49,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper."""
+    """One table or figure of a paper.
+
+    >>> figure = read_experiment("pcdp-appendix-figure2")
+    >>> figure.axis, figure.values[:2], figure.base.noise_multiplier
+    ('rank', (10.0, 25.0), 22.0)
+    """
 
     name: str
     title: str
@@ -65,6 +74,8 @@ class Experiment:
     """Whether lines are a second axis, drawn as a map."""
     fast: dict[str, Any] = field(default_factory=dict)
     is_fast: bool = False
+    source: str = ""
+    """What `gnomon reproduce` was asked for: the name, or the file."""
 
     def measure_of(self, line: Line) -> str:
         """What a line measures: `accuracy`, or the name of a metric whose last value counts."""
@@ -79,12 +90,15 @@ class Experiment:
         """The form that answers in minutes, if the file gives one."""
         if not self.fast:
             raise SettingError("fast", self.name, "an experiment whose file has a part `fast`")
+        kept = self.fast.get("lines", [line.name for line in self.lines])
+        if unknown := set(kept) - {line.name for line in self.lines}:
+            raise SettingError("fast", sorted(unknown)[0], f"lines of the experiment {self.name}")
         return dataclasses.replace(
             self,
             settings=self.settings | self.fast.get("settings", {}),
             values=tuple(float(value) for value in self.fast.get("values", self.values)),
             seeds=int(self.fast.get("seeds", self.seeds)),
-            lines=tuple(line for line in self.lines if line.name in self.fast.get("lines", [line.name])),
+            lines=tuple(line for line in self.lines if line.name in kept),
             is_fast=True,
         )
 
@@ -125,7 +139,7 @@ def read_experiment(name: str) -> Experiment:
         raise SettingError("experiment", name, f"one of {', '.join(available())}, or a YAML file")
     values = read_yaml(path)
     try:
-        return _experiment(path.stem, values)
+        return dataclasses.replace(_experiment(path.stem, values), source=name)
     except KeyError as error:
         raise SettingError("experiment", str(path), f"a file with the key {error}") from None
 

@@ -15,7 +15,11 @@ from gnomon.reproduce.experiment import Experiment, Line
 
 @dataclass(frozen=True)
 class Row:
-    """One line at one value of the axis."""
+    """One line at one value of the axis.
+
+    >>> Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 150.0).epsilon
+    0.88
+    """
 
     line: str
     value: float
@@ -103,7 +107,7 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     heads = [f"{experiment.axis} {value:g}" for value in values]
     unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
     lines = [
-        f"**{experiment.title}** {caption(experiment, rows)}",
+        f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
         "Measured in bold, published in parentheses.",
         "",
@@ -120,7 +124,8 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
 def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
     """How far the runs behind the numbers go."""
     seeds = sorted({row.seeds for row in rows})
-    said = f"({experiment.paper}). {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds."
+    counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    said = f"{counts} seed{'' if counts == '1' else 's'}."
     changed = experiment.fast.get("settings", {}) if experiment.is_fast else {}
     if changed:
         what = ", ".join(

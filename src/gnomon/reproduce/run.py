@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def reproduce(
     """Run what is missing, and leave table and picture in the folder of the experiment's name.
 
     Cells are shared by all experiments in `out`, each under the hash of its settings.
+
+    >>> import tempfile
+    >>> from gnomon.reproduce.experiment import Experiment, Line
+    >>> settings = {"data": "digits", "private": 1300, "epochs": 0.5}
+    >>> toy = Experiment("toy", "A toy", "nobody", settings, NOISE, (5.0,), 1, (Line("DP-SGD", "dp-sgd"),))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     rows = reproduce(toy, Path(place), progress=False, say=lambda text: None)
+    >>> [(row.line, row.value, row.seeds) for row in rows]
+    [('DP-SGD', 5.0, 1)]
     """
     chosen = experiment.chosen(cells or [])
     load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
@@ -43,7 +53,7 @@ def reproduce(
         for line, value, group in grids
     ]
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
-    write(experiment, rows, folder)
+    write(experiment, rows, folder, cells or [])
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
@@ -104,18 +114,19 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     )
 
 
-def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
+def write(experiment: Experiment, rows: list[Row], folder: Path, cells: list[str]) -> None:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
     (folder / "result.md").write_text(markdown(experiment, rows))
     picture(experiment, rows).save(folder)
+    words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
+    words += ["--fast"] if experiment.is_fast else []
+    words += ["--cells", ",".join(cells)] if cells else []
     kept: dict[str, Any] = {
         "experiment": dataclasses.asdict(experiment),
         "rows": [dataclasses.asdict(row) for row in rows],
-        "command": f"gnomon reproduce {experiment.name}"
-        + (" --fast" if experiment.is_fast else "")
-        + f" --seeds {experiment.seeds}",
+        "command": shlex.join(words),
         "environment": environment(),
     }
     (folder / "reproduction.json").write_text(json.dumps(kept, indent=2) + "\n")

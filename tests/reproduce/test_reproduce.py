@@ -1,0 +1,222 @@
+"""Experiments from files: the published numbers as printed, kept cells, and both numbers side by side."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+
+import pytest
+import yaml
+
+from gnomon import compare
+from gnomon.accounting import epsilon
+from gnomon.cli import main
+from gnomon.report import report
+from gnomon.reproduce import available, read_experiment, reproduce
+from gnomon.reproduce.experiment import restored
+from gnomon.reproduce.run import as_coded, cells_of
+from gnomon.validate import SettingError
+
+TOY = {
+    "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
+    "paper-epsilon": {5: 1.5, 20: 0.4}, "as-coded": "fixed-blocks",
+    "settings": {"data": "digits", "private": 1300, "public": 40, "batch-size": 130, "epochs": 1, "lr": 1},
+    "lines": {
+        "DP-SGD": {"method": "dp-sgd", "published": {5: [80, 1.5], 20: 50}},
+        "PCDP": {"method": "pcdp", "settings": {"rank": 10}, "at": {20: {"lr": 0.5}}},
+        "public": {"method": "public-only"},
+    },
+    "fast": {"values": [5], "seeds": 1, "settings": {"epochs": 0.5}},
+    "notes": ["a note"],
+}  # fmt: skip
+
+
+def toy(tmp_path, **changes):
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(TOY | changes))
+    return read_experiment(str(path))
+
+
+# -- the files that come with the package ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_file_describes_cells_that_could_run(name):
+    experiment = read_experiment(name)
+    for line, value in experiment.chosen([]):
+        for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
+            assert cell.config.private == 10_000
+            assert line.method == "public-only" or cell.config.noise_multiplier > 0
+    assert not {value for line in experiment.lines for value in line.published} - set(experiment.values)
+    assert not {value for line in experiment.lines for value in line.at} - set(experiment.values)
+    short = experiment.shortened()
+    assert short.lines
+    assert len(short.chosen([])) * short.seeds < len(experiment.chosen([])) * experiment.seeds
+
+
+@pytest.mark.parametrize("name", [name for name in available() if read_experiment(name).paper_epsilon])
+def test_the_papers_epsilons_are_renyi_with_the_classic_conversion(name):
+    """So the settings in the file are those of the paper: it prints what they give, to two decimals."""
+    experiment = read_experiment(name)
+    config = experiment.base
+    for sigma, printed in experiment.paper_epsilon.items():
+        steps = round(config.epochs * config.private / config.batch_size)
+        rate = config.batch_size / config.private
+        found = epsilon(noise_multiplier=sigma, sample_rate=rate, steps=steps, delta=1e-5, accountant="rdp-classic")
+        assert float(found) == pytest.approx(printed, abs=0.02)
+
+
+def test_published_numbers_fall_with_noise_as_printed():
+    table = {line.name: line.published for line in read_experiment("pcdp-table2").lines}
+    assert table["DP-SGD"] == {
+        6: (91.91, 0.56), 10: (87.85, 1.61), 14: (79.39, 2.09), 18: (66.09, 1.62), 22: (50.51, 3.16),
+        26: (42.10, 3.27), 30: (34.43, 2.62),
+    }  # fmt: skip
+    assert table["PCDP-SGD, per tensor"][22] == (85.20, 0.49)
+    assert read_experiment("pcdp-table3").lines[1].published[30] == (66.21, 1.70)
+    assert read_experiment("pcdp-table4").lines[0].published[2] == (45.56, None)
+
+
+def test_fixed_blocks_cost_what_the_review_of_the_code_found():
+    table = read_experiment("pcdp-table2")
+    config = cells_of(table, table.lines[0], 22.0)[0].config
+    assert as_coded(table, config) == pytest.approx(1.58, abs=0.01)
+
+
+def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
+    table = read_experiment("pcdp-table2")
+    found = {line.name: cells_of(table, line, 22.0)[0].config for line in table.lines}
+    assert found["PCDP-SGD, per tensor"].scope == "per-tensor"
+    assert found["RPDP-SGD, k = 800"].rank == 800
+    assert found["DP-SGD from a public start"].warm_start == "public"
+    assert len({(one.private, one.public, one.split_seed) for one in found.values()}) == 1
+
+
+def test_settings_may_hold_at_one_value_only():
+    figure = read_experiment("pdp-figure3-mnist")
+    pdp = next(line for line in figure.lines if line.method == "pdp")
+    early, late = (cells_of(figure, pdp, value)[0].config for value in (18.0, 8.0))
+    assert (early.lr, early.start, late.lr, late.start) == (0.1, 0, 0.1, 14)
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    experiment, out = toy(tmp_path), tmp_path / "out"
+    first = reproduce(experiment, out, cells=["DP-SGD@5"], progress=False, say=lambda text: None)
+    assert [(row.line, row.value) for row in first] == [("DP-SGD", 5.0)]
+    ran = []
+    real = compare.run_cell
+    monkeypatch.setattr(compare, "run_cell", lambda cell: ran.append(cell.label) or real(cell))
+    said: list[str] = []
+    rows = reproduce(experiment, out, progress=False, say=said.append)
+    assert sorted(ran) == sorted(
+        ["dp-sgd"] * 2 + ["pcdp:rank=10"] * 2 + ["pcdp:rank=10,lr=0.5"] * 2 + ["public-only"] * 2
+    )
+    ran.clear()
+    assert reproduce(experiment, out, progress=False, say=said.append) == rows
+    assert ran == []
+    assert rows[0] == first[0]
+    assert rows[0].difference == pytest.approx(rows[0].measured - 80)
+    assert rows[0].epsilon == pytest.approx(
+        float(epsilon(noise_multiplier=5.0, sample_rate=0.1, steps=10, delta=1e-5)), rel=1e-3
+    )
+    assert rows[0].as_coded_epsilon > rows[0].epsilon
+    assert rows[-1].epsilon == 0
+    assert rows[-1].paper_epsilon is None
+    folder = out / "toy"
+    table = list(csv.DictReader((folder / "result.csv").open()))
+    assert [float(one["measured"]) for one in table] == [row.measured for row in rows]
+    text = (folder / "result.md").read_text()
+    assert text == said[0]
+    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80 ± 1.5\) \|", text)
+    assert "| epsilon as published | 1.500 | 0.400 |" in text
+    assert (folder / "result.png").read_bytes().startswith(b"\x89PNG")
+    kept = json.loads((folder / "reproduction.json").read_text())
+    assert restored(kept["experiment"]) == experiment
+    page = report([folder], figures=False).read_text()
+    assert "80.00 ± 1.50" in page
+    assert "epsilon if fixed blocks" in page
+    assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
+
+
+def test_short_runs_say_so_and_stay_apart(tmp_path):
+    rows = reproduce(
+        toy(tmp_path).shortened(), tmp_path / "out", cells=["DP-SGD*"], progress=False, say=lambda text: None
+    )
+    assert [row.seeds for row in rows] == [1]
+    assert "SHORT RUNS (--fast: epochs 0.5)" in (tmp_path / "out/toy-fast/result.md").read_text()
+    assert not (tmp_path / "out/toy").exists()
+
+
+def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
+    family = {"setting": "lr", "values": [10, 1], "method": "dp-sgd"}
+    grid = toy(tmp_path, lines={}, family=family, axis="max-grad-norm", values=[0.1, 0.01], seeds=1, notes=[],
+               settings=TOY["settings"] | {"noise-multiplier": 2.0}, **{"paper-epsilon": {}})  # fmt: skip
+    rows = reproduce(grid, tmp_path / "out", progress=False, say=lambda text: None)
+    assert [(row.line, row.value) for row in rows] == [
+        ("lr = 10", 0.1), ("lr = 10", 0.01), ("lr = 1", 0.1), ("lr = 1", 0.01),
+    ]  # fmt: skip
+    # everybody is clipped, so step size times bound is all that counts
+    assert rows[1].measured == pytest.approx(rows[2].measured, abs=1.0)
+    assert abs(rows[0].measured - rows[3].measured) > 3
+    lines = {"psi": {"method": "dp-sgd", "measure": "unprotected/incremental/mean"}}
+    metric = toy(tmp_path, lines=lines, seeds=1, values=[5], measure="accuracy", unit="")
+    (row,) = reproduce(metric, tmp_path / "out", progress=False, say=lambda text: None)
+    history = json.loads(
+        next((tmp_path / "out/cells").glob(f"{cells_of(metric, metric.lines[0], 5.0)[0].key}*")).read_text()
+    )
+    assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
+    hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
+    assert f"{row.measured:.2f}" not in hidden
+
+
+def test_an_axis_of_budgets_finds_its_noise(tmp_path):
+    experiment = toy(tmp_path, axis="target-epsilon", values=[1.0], **{"paper-epsilon": {}})
+    (cell, _) = cells_of(experiment, experiment.lines[0], 1.0)
+    spent = epsilon(noise_multiplier=cell.config.noise_multiplier, sample_rate=0.1, steps=10, delta=1e-5)
+    assert 0.98 < spent <= 1.0
+
+
+# -- wrong files and flags -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lines": {}}, "lines"),
+        ({"lines": {"a": {"methd": "dp-sgd"}}}, "methd"),
+        ({"lines": {"a": {}}}, "method"),
+        ({"valeus": [1]}, "valeus"),
+        ({"seeds": 0}, "seeds"),
+        ({"as-coded": "somehow"}, "somehow"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, change, named):
+    with pytest.raises(SettingError, match=named):
+        toy(tmp_path, **change)
+
+
+def test_the_command_lists_runs_and_names_mistakes(tmp_path, capsys):
+    toy(tmp_path)
+    path, out = str(tmp_path / "toy.yaml"), str(tmp_path / "out")
+    assert main(["reproduce", path, "--fast", "--cells", "public@*", "--out", out, "--quiet", "--workers", "1"]) == 0
+    assert "public" in capsys.readouterr().out
+    assert main(["reproduce", "pcdp-table9"]) == 2
+    assert "pcdp-table2" in capsys.readouterr().err
+    assert main(["reproduce"]) == 2
+    assert "--list" in capsys.readouterr().err
+    assert main(["reproduce", path, "--cells", "nothing@1", "--out", out]) == 2
+    assert "DP-SGD@5" in capsys.readouterr().err
+    assert main(["reproduce", "pcdp-table2", "--fast", "--data-dir", "/nowhere", "--out", out]) == 2
+    assert "/nowhere" in capsys.readouterr().err
+
+
+def test_a_setting_that_a_method_does_not_have_is_refused_before_anything_runs(tmp_path):
+    experiment = toy(tmp_path, lines={"a": {"method": "dp-sgd", "settings": {"rank": 5}}})
+    with pytest.raises(SettingError, match="dp-sgd has no rank"):
+        reproduce(experiment, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
