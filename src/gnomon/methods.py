@@ -5,20 +5,31 @@ A method is data. A combination that nobody has published works because the stag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from gnomon import validate
-from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat
-from gnomon.subspaces import Ambient, Embedding, PublicEigenspace, RandomMask, RandomProjection, Subspace
+from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
+from gnomon.subspaces import Ambient, BesideLoss, Embedding, PublicEigenspace, RandomMask, RandomProjection, Subspace
 from gnomon.updates import Loss, Updates, gradients, local_sgd
 from gnomon.updates.drift import Descent
 
 Update = Callable[[nn.Module, Loss, Any, Any], Updates]
 """(model, loss, inputs, targets) -> what each sample would change"""
+
+
+class Term(Protocol):
+    """An addition to the released gradient that reads no record: post-processing, at no cost in privacy."""
+
+    @property
+    def name(self) -> str:
+        """For statements and logs."""
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What to add, by parameter, at released weights."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class Method:
     `project="before"`: each update is seen in the subspace, clipped there, and noised there. `"after"`: updates
     are clipped and noised in all parameters, and the released sum is projected. `pre_noise` adds normal noise of that
     standard deviation to every coordinate of every sample before it is clipped (Chen et al. 2020), which makes
-    clipping less biased and leaves the bound as it is.
+    clipping less biased and leaves the bound as it is. `terms` are added to what was released: they see weights, never
+    records.
 
     >>> dp_sgd().describe()
     'dp-sgd: gradient, flat clipping'
@@ -67,6 +79,7 @@ class Method:
     project: Literal["before", "after"] = "before"
     clip: ClipRule = field(default_factory=Flat)
     pre_noise: float = 0.0
+    terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
         validate.non_negative("pre_noise", self.pre_noise)
@@ -76,6 +89,11 @@ class Method:
             matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
             if self.project != "before" or not matches:
                 allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
+                raise validate.SettingError("clip", self.clip.name, allowed)
+        if isinstance(self.subspace, BesideLoss):
+            matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
+            if self.project != "before" or not matches:
+                allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
                 raise validate.SettingError("clip", self.clip.name, allowed)
 
     @property
@@ -101,7 +119,8 @@ class Method:
         if not isinstance(self.subspace, Ambient):
             where = f", {self.subspace.name}, projected {self.project} clipping"
         noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
-        return f"{self.name}: {what}{where}, {self.clip.name} clipping{noise}"
+        terms = "".join(f", then {term.name}" for term in self.terms)
+        return f"{self.name}: {what}{where}, {self.clip.name} clipping{noise}{terms}"
 
 
 def dp_sgd(clip: ClipRule | None = None, pre_noise: float = 0.0) -> Method:

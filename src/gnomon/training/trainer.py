@@ -257,6 +257,7 @@ class Trainer:
         step = basis.lift(released) if before else projected(basis, released)
         for name, value in step.items():
             self._parameters[name].grad = value.neg_() if self.method.displaces else value
+        self._add_terms()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -264,6 +265,15 @@ class Trainer:
         if self.scheduler is not None and self.scheduler_every == "step":
             self.scheduler.step()
         return watch.record()
+
+    def _add_terms(self) -> None:
+        """The method's public terms join the released gradient. They are handed weights and nothing else."""
+        weights = {name: p.detach() for name, p in self._parameters.items()}
+        for term in self.method.terms:
+            for name, value in term(weights).items():
+                released = self._parameters[name].grad
+                assert released is not None
+                released.add_(value)
 
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
