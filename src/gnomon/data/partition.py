@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnomon import validate
 
-TRIES = 1000
+TRIES = 200
 
 
 class Partition(Protocol):
