@@ -54,6 +54,13 @@ class FederateConfig(TrainConfig):
         2.5, "noise multiplier of released losses, in units of the update's (fedfair, fedfdp, q-ffl)", group="method"
     )
     q: float = setting(1.0, "q of q-ffl", group="method")
+    unit: str = setting(
+        "record",
+        "what is protected: one record, against everybody; or a whole client, by a server that is trusted",
+        ("record", "client"),
+        group="privacy",
+    )
+    client_clip: float = setting(1.0, "longest change of a client, for unit client", group="privacy")
 
 
 def federated_recipe(data: str) -> FederateConfig:

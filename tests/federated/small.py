@@ -10,7 +10,7 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
 from gnomon.federated import Client, Member, Reach, Server, Strategy
-from gnomon.federated.simulate import run_round
+from gnomon.federated.simulate import InProcess, run_round
 from gnomon.release import SeededNoise
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -62,7 +62,7 @@ def federation(
 
 def run(server: Server, clients: dict[str, Client], rounds: int | None = None) -> list[Any]:
     count = server.rounds - server.round if rounds is None else rounds
-    return [run_round(server, clients, lambda number, names: None) for _ in range(count)]
+    return [run_round(server, InProcess(clients), lambda number, names: None) for _ in range(count)]
 
 
 def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:

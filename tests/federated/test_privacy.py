@@ -11,7 +11,7 @@ import torch
 from gnomon.accounting import epsilon
 from gnomon.federated import Client, fedavg, fedfdp, fedpcdp
 from gnomon.federated.setup import build, participations
-from gnomon.federated.simulate import run_round
+from gnomon.federated.simulate import InProcess, run_round
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
 from gnomon.release import SecureNoise
@@ -32,8 +32,8 @@ def test_a_client_pays_for_the_rounds_it_was_asked_in_and_for_nothing_less():
     for _ in range(6):
         for name in federation.server.chosen(federation.server.round + 1):
             asked[name] += 1
-        run_round(federation.server, federation.clients, quietly)
-    assert asked == participations(config, federation.server)
+        run_round(federation.server, InProcess(federation.clients), quietly)
+    assert asked == participations(config, federation.clients)
     assert len(set(asked.values())) > 1, "somebody was asked more often"
     for name, client in federation.clients.items():
         account = federation.server.members[name].account
@@ -45,7 +45,7 @@ def test_the_statement_is_the_largest_epsilon_without_amplification_by_client_sa
     config = dataclasses.replace(SMALL, participation=0.5, partition="dirichlet:0.3")
     federation = build(config)
     for _ in range(6):
-        run_round(federation.server, federation.clients, quietly)
+        run_round(federation.server, InProcess(federation.clients), quietly)
     statement = federated_statement(config, federation.server, True, 0)
     spent = {}
     for name, client in federation.clients.items():
@@ -82,7 +82,7 @@ def test_a_target_is_met_by_every_client_whatever_its_size():
     sigmas = {member.account.noise_multiplier for member in federation.server.members.values()}
     assert len(sigmas) == 2, "smaller clients need more noise"
     for _ in range(2):
-        run_round(federation.server, federation.clients, quietly)
+        run_round(federation.server, InProcess(federation.clients), quietly)
     for client in federation.clients.values():
         assert 1.9 < float(client.trainer.account.epsilon(1e-5)) <= 2.0
 
@@ -159,7 +159,7 @@ def test_seeded_and_missing_noise_give_no_guarantee():
     config = dataclasses.replace(SMALL, rounds=1)
     federation = build(config)
     assert all(isinstance(client.trainer.noise, SecureNoise) for client in federation.clients.values())
-    run_round(federation.server, federation.clients, quietly)
+    run_round(federation.server, InProcess(federation.clients), quietly)
     assert not federated_statement(config, federation.server, False, 0).guarantee
     for member in federation.server.members.values():
         member.account.noise_multiplier = 0.0

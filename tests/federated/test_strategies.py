@@ -236,7 +236,7 @@ def test_q_ffl_moves_towards_the_client_with_the_larger_loss():
     from gnomon.federated import QFair
 
     changes = {"happy": {"w": torch.tensor([1.0, 0.0])}, "sad": {"w": torch.tensor([0.0, 1.0])}}
-    moved = QFair(2.0, 1.0).move(changes, {}, {"happy": 0.5, "sad": 2.0})["w"]
+    moved = QFair(2.0, 1.0).move(changes, {}, {"happy": 0.5, "sad": 2.0}, {})["w"]
     assert moved[1] > 10 * moved[0] > 0
     assert float(moved.norm()) <= 1.0
 

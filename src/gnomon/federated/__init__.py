@@ -6,6 +6,7 @@ from gnomon.federated.client import Client
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
+from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.reach import Reach
 from gnomon.federated.refused import Refused
 from gnomon.federated.server import Member, Server
@@ -42,6 +43,7 @@ __all__ = [
     "Moon",
     "Parcel",
     "Piece",
+    "PrivateMean",
     "Prox",
     "QFair",
     "Reach",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from gnomon import validate
 from gnomon.federated.parcel import Arrays, total_norm
@@ -15,14 +16,21 @@ LEAST_LOSS = 1e-6
 
 
 class Aggregate(Protocol):
-    """From the accepted changes `w_global - w_client`, by client, to what the server subtracts from its weights."""
+    """From the accepted changes `w_global - w_client`, by client, to what the server subtracts from its weights.
+
+    `like` are the weights, for their shapes.
+    """
 
     @property
     def name(self) -> str:
         """For reports."""
 
     def move(
-        self, changes: Mapping[str, Arrays], weights: Mapping[str, float], losses: Mapping[str, float]
+        self,
+        changes: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        losses: Mapping[str, float],
+        like: Mapping[str, Tensor],
     ) -> Arrays: ...
 
 
@@ -33,7 +41,7 @@ class Mean:
     Guarantee: never longer than `lr` times the longest accepted change.
 
     >>> changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([4.0])}}
-    >>> Mean().move(changes, {"a": 2.0, "b": 1.0}, {})
+    >>> Mean().move(changes, {"a": 2.0, "b": 1.0}, {}, {})
     {'w': tensor([2.])}
     """
 
@@ -46,7 +54,13 @@ class Mean:
     def name(self) -> str:
         return "mean" + (f" x {self.lr:g}" if self.lr != 1 else "")
 
-    def move(self, changes: Mapping[str, Arrays], weights: Mapping[str, float], losses: Mapping[str, float]) -> Arrays:
+    def move(
+        self,
+        changes: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        losses: Mapping[str, float],
+        like: Mapping[str, Tensor],
+    ) -> Arrays:
         whole = sum(weights[name] for name in changes)
         return combined(changes, {name: self.lr * weights[name] / whole for name in changes})
 
@@ -59,7 +73,7 @@ class QFair:
     The losses are those that clients released with noise. With q = 0 it is the plain mean.
 
     >>> changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([3.0])}}
-    >>> QFair(q=0.0, smoothness=10.0).move(changes, {}, {"a": 1.0, "b": 2.0})
+    >>> QFair(q=0.0, smoothness=10.0).move(changes, {}, {"a": 1.0, "b": 2.0}, {})
     {'w': tensor([2.])}
     """
 
@@ -75,7 +89,13 @@ class QFair:
     def name(self) -> str:
         return f"q-fair {self.q:g}"
 
-    def move(self, changes: Mapping[str, Arrays], weights: Mapping[str, float], losses: Mapping[str, float]) -> Arrays:
+    def move(
+        self,
+        changes: Mapping[str, Arrays],
+        weights: Mapping[str, float],
+        losses: Mapping[str, float],
+        like: Mapping[str, Tensor],
+    ) -> Arrays:
         loss = {name: max(LEAST_LOSS, losses[name]) for name in changes}
         pull = {name: loss[name] ** self.q * self.smoothness for name in changes}
         bend = {

@@ -68,8 +68,9 @@ class Client:
 
     def train(self, parcel: Parcel) -> Parcel:
         """One round: from the server's parcel to the upload. Nothing is spent if the parcel is refused."""
-        if parcel.round <= self.memory.numbers.get("round", 0):
-            raise Refused("round", f"{parcel.round}, after {self.memory.numbers['round']:.0f}")
+        last, ticket = self.memory.numbers.get("round", 0), parcel.numbers.get("ticket", 0.0)
+        if parcel.round < last or (parcel.round == last and ticket == self.memory.numbers["ticket"]):
+            raise Refused("round", f"{parcel.round}, after {last:.0f}")  # a restarted server may ask for a round again
         start = self._load(parcel)
         basis = self._basis(parcel)
         turn = Turn(parcel, self.trainer.model, start, self.memory, self.trainer.optimizer, self.steps, self.bound)
@@ -92,7 +93,7 @@ class Client:
         if self._batches is None:
             self._batches = trainer.batches(self.data)
         self._on_spend(trainer.account.steps + self.steps)
-        self.memory.numbers["round"] = turn.parcel.round
+        self.memory.numbers |= {"round": turn.parcel.round, "ticket": turn.parcel.numbers.get("ticket", 0.0)}
         usual = [group["lr"] for group in trainer.optimizer.param_groups]
         trainer.optimizer.state.clear()  # momentum does not outlive a round
         if not trainer.model.training:

@@ -15,8 +15,9 @@ from tqdm.auto import tqdm
 from gnomon.config import read_yaml
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import array_bytes
-from gnomon.federated.setup import Federation, build, public_records
-from gnomon.federated.simulate import rounds
+from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.setup import Federation, build
+from gnomon.federated.simulate import Exchange, InProcess, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
 from gnomon.report import training_curve
@@ -24,7 +25,7 @@ from gnomon.runs import RunFolder, plain
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.watch import Record
-from gnomon.validate import SettingError, whole
+from gnomon.validate import whole
 
 STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
 FILES = (STATE, ASKED, "bytes.md")
@@ -60,39 +61,61 @@ def federate(config: FederateConfig, out: Path, *, overwrite: bool = False, prog
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     folder.write("config.yaml", config.to_yaml().encode())
-    return _go(config, federation, folder, [], progress)
+    return go(config, federation, folder, [], progress)
 
 
 def resume(out: Path, *, progress: bool = True) -> FederatedRun:
     """Go on after the last round that ended. A round that was cut short was paid for, and stays paid for."""
     config = FederateConfig.from_dict(read_yaml(out / "config.yaml"))
-    asked = [json.loads(line) for line in _lines(out / ASKED)]
-    state = Memory.from_bytes((out / STATE).read_bytes()) if (out / STATE).exists() else Memory()
-    ended = int(state.numbers.get("server|round", 0))
-    lost = sum(1 for entry in asked if entry["round"] > ended)
-    federation = build(config, extra_rounds=lost)
-    _restore(federation, state)
-    for entry in asked:
-        for name in entry["clients"]:
-            for account in (federation.server.members[name].account, federation.clients[name].trainer.account):
-                account.charge(config.steps_per_round)
-    history = [json.loads(line) for line in _lines(out / METRICS)]
-    history = [record for record in history if record["round"] <= ended]
-    folder = _Again(out)
-    folder.write(METRICS, "".join(json.dumps(record) + "\n" for record in history).encode())
-    return _go(config, federation, folder, history, progress)
+    folder = KeptFolder(out)
+    federation = build(config, extra_rounds=folder.lost_rounds())
+    return go(config, federation, folder, folder.restore(config, federation), progress)
 
 
-class _Again(RunFolder):
-    """A folder that keeps what is in it."""
+class KeptFolder(RunFolder):
+    """The folder of a run that goes on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     KeptFolder(Path(place)).lost_rounds()
+    0
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._asked = [json.loads(line) for line in _lines(path / ASKED)]
+        self._state = Memory.from_bytes((path / STATE).read_bytes()) if (path / STATE).exists() else Memory()
+        self._ended = int(self._state.numbers.get("server|round", 0))
+
+    def lost_rounds(self) -> int:
+        """How many rounds began and never ended."""
+        return sum(1 for entry in self._asked if entry["round"] > self._ended)
+
+    def restore(self, config: FederateConfig, federation: Federation) -> list[Record]:
+        """Put everything back, charge every round that anybody was asked in, and give the history."""
+        _restore(federation, self._state)
+        for entry in self._asked:
+            if isinstance(federation.server.strategy.aggregate, PrivateMean):
+                federation.server.strategy.aggregate.account.charge()
+            for name in entry["clients"]:
+                federation.server.members[name].account.charge(config.steps_per_round)
+                if name in federation.clients:
+                    federation.clients[name].trainer.account.charge(config.steps_per_round)
+        rows = [json.loads(line) for line in _lines(self.path / METRICS)]
+        history: list[Record] = [row for row in rows if row["round"] <= self._ended]
+        self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
+        return history
 
 
-def _go(
-    config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record], progress: bool
+def go(
+    config: FederateConfig,
+    federation: Federation,
+    folder: RunFolder,
+    history: list[Record],
+    progress: bool,
+    exchange: Exchange | None = None,
 ) -> FederatedRun:
+    """Run what is left, keeping everything on disk after each round; by default with the clients in this process."""
     server = federation.server
 
     def asked(number: int, names: Sequence[str]) -> None:
@@ -110,7 +133,7 @@ def _go(
     ):  # fmt: skip
         for record in rounds(
             server,
-            federation.clients,
+            exchange or InProcess(federation.clients),
             validation=federation.source.test,
             heldout=federation.heldout,
             delta=config.target_delta,
@@ -132,8 +155,8 @@ def _write(config: FederateConfig, federation: Federation, folder: RunFolder, hi
     server = federation.server
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
     folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
-    private = all(client.trainer.noise.private for client in federation.clients.values())
-    statement = federated_statement(config, server, private, public_records(config))
+    private = config.insecure_noise_seed is None
+    statement = federated_statement(config, server, private, federation.public)
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())
@@ -165,13 +188,12 @@ def traffic(federation: Federation, history: Sequence[Record]) -> str:
 
 def _state(federation: Federation) -> Memory:
     """Everything that a resumed run needs, in one file."""
-    state = Memory({"server|weights": dict(federation.server.model.state_dict())})
+    state = Memory({"server/weights": dict(federation.server.model.state_dict())})
     owners = {"server": federation.server.memory}
     owners |= {name: client.memory for name, client in federation.clients.items()}
     for owner, memory in owners.items():
         state.arrays |= {f"{owner}/{group}": arrays for group, arrays in memory.arrays.items()}
         state.numbers |= {f"{owner}|{name}": value for name, value in memory.numbers.items()}
-    state.arrays["server/weights"] = state.arrays.pop("server|weights")
     return state
 
 
@@ -196,7 +218,4 @@ def _lines(path: Path) -> list[str]:
     """The complete lines of a file; one that a kill cut short does not count, nor does a missing file."""
     if not path.exists():
         return []
-    text = path.read_text()
-    if not path.parent.exists():
-        raise SettingError("resume", str(path.parent), "the folder of a run")
-    return [line for line in text.split("\n")[:-1] if line]
+    return [line for line in path.read_text().split("\n")[:-1] if line]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,22 @@ class Ended:
     """Why, by client."""
     bytes_down: int
     bytes_up: int
+
+
+def public_seed(seed: int, number: int) -> int:
+    """The public coin of a round."""
+    return seed * 1_000_003 + number
+
+
+def chosen(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
+    """Who takes part in a round. Anybody can work it out beforehand.
+
+    >>> chosen(["a", "b", "c"], 0.67, seed=0, number=1)
+    ['a', 'b']
+    """
+    count = max(1, round(share * len(names)))
+    order = shuffle(len(names), SeededNoise(public_seed(seed, number)))
+    return sorted(names[int(i)] for i in order[:count])
 
 
 class Server:
@@ -106,10 +122,7 @@ class Server:
 
     def chosen(self, number: int) -> list[str]:
         """Who takes part in a round."""
-        names = list(self.members)
-        count = max(1, round(self.share * len(names)))
-        order = shuffle(len(names), SeededNoise(self._public_seed(number)))
-        return sorted(names[int(i)] for i in order[:count])
+        return chosen(list(self.members), self.share, self.seed, number)
 
     def begin(self) -> dict[str, Parcel]:
         """The next round's parcel for each client that takes part. Their accounts are charged here."""
@@ -150,7 +163,7 @@ class Server:
         for name in self._open:
             if name not in self._accepted and name not in self._refused:
                 self.refuse(name, "absent")
-        if self._accepted:
+        if self._accepted or getattr(self.strategy.aggregate, "always", False):
             self._move()
         ended = Ended(
             self.round,
@@ -170,26 +183,23 @@ class Server:
         weights = {name: self.members[name].weight for name in self._accepted}
         parcels = {name: parcel for name, (parcel, _) in self._accepted.items()}
         tally = Tally(parcels, weights, len(self.members), self.honest_step)
-        for piece in self.strategy.pieces:
+        for piece in self.strategy.pieces if parcels else ():
             piece.absorb(self.memory, tally)
         losses = {name: parcel.numbers.get("loss", 1.0) for name, parcel in parcels.items()}
         changes = {name: change for name, (_, change) in self._accepted.items()}
-        moved = self.strategy.aggregate.move(changes, weights, losses)
+        moved = self.strategy.aggregate.move(changes, weights, losses, self.weights)
         for name, p in self.model.named_parameters():
             if p.requires_grad:
                 p.sub_(moved[name])
 
     # -- what is sent ----------------------------------------------------------------------------
 
-    def _public_seed(self, number: int) -> int:
-        return self.seed * 1_000_003 + number
-
     def _common(self) -> Parcel:
         parcel = Parcel(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
         parcel.numbers = {"ticket": float(secrets.randbits(48)), "rounds": float(self.rounds)}
         space = self.strategy.space
         if space is not None:
-            seed = self._public_seed(self.round)
+            seed = public_seed(self.seed, self.round)
             with untouched(self.model):
                 self._basis = round_basis(space, self.model, self.loss, self.round, self.rounds, seed)
             parcel.arrays["basis"] = {"fingerprint": fingerprint(self._basis)}

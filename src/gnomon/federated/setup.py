@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,20 +11,21 @@ import torch
 from torch.optim import SGD
 
 from gnomon import accounting
-from gnomon.accounting import Account, Poisson
+from gnomon.accounting import Account, FullBatch, Poisson
 from gnomon.data import Records, Source, load
 from gnomon.data.sampling import shuffle
-from gnomon.federated.aggregates import Mean, QFair
+from gnomon.federated.aggregates import Aggregate, Mean, QFair
 from gnomon.federated.client import Client
 from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
+from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.reach import Reach
-from gnomon.federated.server import Member, Server
+from gnomon.federated.server import Member, Server, chosen
 from gnomon.federated.settings import local_config, partition
 from gnomon.federated.strategies import Strategy
 from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
 from gnomon.federated_config import FederateConfig
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.runs import LOSS, build_method, build_model, public_count, records
+from gnomon.runs import LOSS, build_method, build_model, records
 from gnomon.subspaces import PublicEigenspace
 from gnomon.training import Trainer
 from gnomon.validate import SettingError, positive, sample_rate, whole
@@ -45,6 +46,8 @@ class Federation:
     source: Source
     heldout: dict[str, Records]
     """Each client's records that nobody trains on."""
+    public: int = 0
+    """How many records are public."""
 
 
 def build_strategy(config: FederateConfig, public: Records) -> Strategy:
@@ -70,12 +73,34 @@ def build_strategy(config: FederateConfig, public: Records) -> Strategy:
         upload = Coordinates()
     elif name == "fedlrs":
         upload = Largest(config.keep)
-    aggregate = QFair(config.q, 1 / positive("lr", config.lr)) if name == "q-ffl" else Mean(config.server_lr)
+    aggregate: Aggregate = Mean(config.server_lr)
+    if config.unit == "client":
+        aggregate = private_mean(config)
+    elif name == "q-ffl":
+        aggregate = QFair(config.q, 1 / positive("lr", config.lr))
     space = None
     if name == "pfa":
         rank = 100 if config.rank is None else config.rank
         space = PublicEigenspace(public, rank, config.scope == "per-tensor", batch=config.public_batch)
     return Strategy(name, method, upload, aggregate, pieces.get(name, ()), space)
+
+
+def private_mean(config: FederateConfig) -> PrivateMean:
+    """The noisy mean that protects whole clients. Everybody may be asked in every round, so nothing is amplified.
+
+    >>> private_mean(FederateConfig(unit="client", noise_multiplier=5.0)).account.sampler.name
+    'full batch'
+    """
+    sigma = config.noise_multiplier
+    if sigma is None:
+        target = 1.0 if config.target_epsilon is None else config.target_epsilon
+        sigma = accounting.noise_multiplier(
+            target_epsilon=target, delta=config.target_delta, sampler=FullBatch(), steps=config.rounds
+        )
+    asked = max(1, round(config.participation * config.clients))
+    seed = config.insecure_noise_seed
+    noise = SecureNoise() if seed is None else SeededNoise(1009 * seed)
+    return PrivateMean(config.client_clip, Account(FullBatch(), sigma, "zero-out"), asked, config.server_lr, noise)
 
 
 def names(config: FederateConfig) -> list[str]:
@@ -88,11 +113,15 @@ def names(config: FederateConfig) -> list[str]:
     return [f"client-{number:0{width}}" for number in range(config.clients)]
 
 
-def participations(config: FederateConfig, server: Server) -> dict[str, int]:
-    """In how many rounds each client is asked; a public coin decides, so it is known beforehand."""
-    counts = dict.fromkeys(server.members, 0)
-    for number in range(1, config.rounds + 1):
-        for name in server.chosen(number):
+def participations(config: FederateConfig, clients: Iterable[str]) -> dict[str, int]:
+    """In how many rounds each client is asked; a public coin decides, so it is known beforehand.
+
+    >>> participations(FederateConfig(rounds=10, participation=0.5), ["a", "b"])
+    {'a': 6, 'b': 4}
+    """
+    counts = dict.fromkeys(clients, 0)
+    for number in range(1, whole("rounds", config.rounds) + 1):
+        for name in chosen(list(counts), sample_rate("participation", config.participation), config.split_seed, number):
             counts[name] += 1
     return counts
 
@@ -114,7 +143,7 @@ def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -
     batch = min(whole("batch-size", config.batch_size), size)
     rate = batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate)
     steps = whole("steps-per-round", config.steps_per_round)
-    sigma = config.noise_multiplier
+    sigma = 0.0 if config.unit == "client" else config.noise_multiplier
     if sigma is None:
         target = 1.0 if config.target_epsilon is None else config.target_epsilon
         sigma = _noise(target, config.target_delta, rate, max(1, rounds) * steps, config.accountant)
@@ -141,19 +170,16 @@ def build_server(config: FederateConfig, source: Source, public: Records, sizes:
     """
     strategy = build_strategy(config, public)
     model = build_model(local_config(config, "dp-sgd"), source, public)
-    blank = member(replace(config, noise_multiplier=0.0), strategy, 1, 1)
-    server = Server(
+    counts = participations(config, sizes)
+    return Server(
         model,
         LOSS,
         strategy,
-        dict.fromkeys(sizes, blank),
+        {name: member(config, strategy, size, counts[name]) for name, size in sizes.items()},
         rounds=config.rounds,
         share=config.participation,
         seed=config.split_seed,
     )
-    counts = participations(config, server)
-    server.members = {name: member(config, strategy, size, counts[name]) for name, size in sizes.items()}
-    return server
 
 
 def build_client(
@@ -212,7 +238,7 @@ def build(config: FederateConfig, extra_rounds: int = 0) -> Federation:
         kept = _kept_back(config, part)
         heldout[client], train[client] = split.private[part[kept]], split.private[part[~kept]]
     server = build_server(config, source, split.public, {name: len(data) for name, data in train.items()})
-    counts = participations(config, server)
+    counts = participations(config, train)
     slack = extra_rounds if config.target_epsilon is None and config.noise_multiplier is not None else 0
     clients = {
         name: build_client(
@@ -220,7 +246,7 @@ def build(config: FederateConfig, extra_rounds: int = 0) -> Federation:
         )
         for name, data in train.items()
     }
-    return Federation(server, clients, source, heldout if config.holdout else {})
+    return Federation(server, clients, source, heldout if config.holdout else {}, len(split.public))
 
 
 def _kept_back(config: FederateConfig, part: torch.Tensor) -> torch.Tensor:
@@ -232,12 +258,3 @@ def _kept_back(config: FederateConfig, part: torch.Tensor) -> torch.Tensor:
     kept = torch.zeros(len(part), dtype=torch.bool)
     kept[shuffle(len(part), SeededNoise(config.split_seed))[:count]] = True
     return kept
-
-
-def public_records(config: FederateConfig) -> int:
-    """How many records are public, none for methods without a use for them.
-
-    >>> public_records(FederateConfig()), public_records(FederateConfig(method="fedavg"))
-    (100, 0)
-    """
-    return public_count(config) if config.method in PUBLIC or config.warm_start == "public" else 0

@@ -1,13 +1,15 @@
-"""All rounds in one process: the same server and clients, without a network."""
+"""Rounds, one after the other: with clients in this process, or with whatever else delivers parcels."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gnomon.data import Records
 from gnomon.federated.client import Client
+from gnomon.federated.parcel import Parcel
+from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.refused import Refused
 from gnomon.federated.server import Ended, Server
 from gnomon.training import BudgetExhausted, evaluate
@@ -23,33 +25,71 @@ class RoundFailed(RuntimeError):
     """
 
 
-def run_round(server: Server, clients: Mapping[str, Client], on_begin: Callable[[int, list[str]], None]) -> Ended:
-    """One round. A client that fails is counted out by name; if all fail, the last error is raised."""
+Answer = tuple[str, Parcel | Refused]
+Exchange = Callable[[Mapping[str, Parcel]], Iterable[Answer]]
+"""Delivers a round's parcels and gives back what came: an upload, or why there is none."""
+
+
+class InProcess:
+    """Clients in this process, one after the other. A client that fails is counted out; its error stays here.
+
+    >>> list(InProcess({})({}))
+    []
+    """
+
+    def __init__(self, clients: Mapping[str, Client]) -> None:
+        self.clients = clients
+        self.error: Exception | None = None
+        """The last round's last error, for whoever runs the study."""
+
+    def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
+        self.error = None
+        for name, parcel in parcels.items():
+            yield name, self._answer(name, parcel)
+
+    def _answer(self, name: str, parcel: Parcel) -> Parcel | Refused:
+        try:
+            return self.clients[name].train(parcel)
+        except Exception as error:
+            self.error = error
+            return reason_of(error)
+
+    def unprotected(self, names: Sequence[str]) -> Record:
+        """The clients' own diagnostics of the last round, averaged."""
+        return averaged([averaged(self.clients[name].unprotected) for name in names])
+
+
+def reason_of(error: Exception) -> Refused:
+    """A constant reason for an error: what its text says never leaves the client.
+
+    >>> str(reason_of(KeyError("record of Mr Smith")))
+    'the client could not do the round'
+    """
+    if isinstance(error, Refused):
+        return Refused(error.reason)
+    return Refused("budget" if isinstance(error, BudgetExhausted) else "error")
+
+
+def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[str]], None]) -> Ended:
+    """One round. If nobody's answer counts, the model stays and an error says why."""
     parcels = server.begin()
     on_begin(server.round, sorted(parcels))
-    error: Exception | None = None
-    for name, parcel in parcels.items():
-        try:
-            server.accept(name, clients[name].train(parcel))
-        except Refused as why:
-            server.refuse(name, why.reason)
-            error = why
-        except BudgetExhausted as why:
-            server.refuse(name, "budget")
-            error = why
-        except Exception as why:
-            server.refuse(name, "error")
-            error = why
+    for name, answer in exchange(parcels):
+        if isinstance(answer, Parcel):
+            server.accept(name, answer)
+        else:
+            server.refuse(name, answer.reason)
     ended = server.end()
     if not ended.accepted:
         reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
-        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons})") from error
+        failed = RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons})")
+        raise failed from getattr(exchange, "error", None)
     return ended
 
 
 def rounds(
     server: Server,
-    clients: Mapping[str, Client],
+    exchange: Exchange,
     *,
     validation: Any = None,
     heldout: Mapping[str, Records] | None = None,
@@ -59,8 +99,7 @@ def rounds(
     """The remaining rounds, one line of metrics after each."""
     started = time.monotonic()
     while server.round < server.rounds:
-        ended = run_round(server, clients, on_begin)
-        seen = [averaged(clients[name].unprotected) for name in ended.accepted]
+        ended = run_round(server, exchange, on_begin)
         record: Record = {
             "round": ended.round,
             "accepted": len(ended.accepted),
@@ -69,12 +108,12 @@ def rounds(
             "bytes/down": ended.bytes_down,
             "bytes/up": ended.bytes_up,
             "seconds": time.monotonic() - started,
-            **averaged(seen),
         }
+        if isinstance(exchange, InProcess):
+            record |= exchange.unprotected(ended.accepted)
         if validation is not None:
-            record |= {
-                f"validation/{key}": value for key, value in evaluate(server.model, server.loss, validation).items()
-            }
+            scores = evaluate(server.model, server.loss, validation)
+            record |= {f"validation/{key}": value for key, value in scores.items()}
         if heldout:
             record |= fairness(server, heldout)
         yield record
@@ -101,6 +140,8 @@ def fairness(server: Server, heldout: Mapping[str, Records]) -> Record:
 
 def largest_estimate(server: Server, delta: float) -> float:
     """An upper bound on the largest epsilon of any client, quickly."""
+    if isinstance(server.strategy.aggregate, PrivateMean):
+        return server.strategy.aggregate.account.estimate(delta)
     known: dict[tuple[str, float, int], float] = {}
     for member in server.members.values():
         account = member.account

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gnomon.accounting import Epsilon
+from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.server import Server
 from gnomon.federated_config import FederateConfig
 from gnomon.training.statement import NOT_COVERED, Statement
@@ -20,6 +21,8 @@ LEARNS = (
 
 def federated_statement(config: FederateConfig, server: Server, private_noise: bool, public: int) -> Statement:
     """The statement for the rounds so far: that of the client whose records pay the most."""
+    if isinstance(server.strategy.aggregate, PrivateMean):
+        return _for_clients(config, server, server.strategy.aggregate, private_noise, public)
     known: dict[tuple[str, float, int], Epsilon] = {}
     spent: dict[str, Epsilon] = {}
     for name, member in server.members.items():
@@ -46,3 +49,26 @@ def federated_statement(config: FederateConfig, server: Server, private_noise: b
         notes=notes,
     )
     return dataclasses.replace(found, unit="one record of one client", not_covered=(*LEARNS, *NOT_COVERED))
+
+
+TRUSTS = (
+    "The server sees every client's change without noise: it must be trusted, and so must its link to the clients.",
+    "Everybody who gets the global model, other clients included, is covered.",
+    "Who is asked in a round is public, and every client is counted as if it had been asked in all of them.",
+)
+
+
+def _for_clients(
+    config: FederateConfig, server: Server, mean: PrivateMean, private_noise: bool, public: int
+) -> Statement:
+    """The statement where a whole client is protected, by noise that the server adds."""
+    notes = [f"{public} records were used as public and are NOT protected."] if public else []
+    found = Statement.of(
+        mean.account.epsilon(config.target_delta),
+        method=server.strategy.describe(),
+        max_grad_norm=mean.max_norm,
+        expected_batch_size=mean.clients,
+        private_noise=private_noise,
+        notes=notes,
+    )
+    return dataclasses.replace(found, unit="one client with all its records", not_covered=(*TRUSTS, *NOT_COVERED))

@@ -10,6 +10,7 @@ from typing import Any
 from gnomon import validate
 from gnomon.federated.aggregates import Aggregate, Mean, QFair
 from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox, Turn
+from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
 from gnomon.methods import Method, dp_sgd, pcdp, pdp
 from gnomon.subspaces import Ambient, Basis, Held, PublicEigenspace, Subspace
@@ -36,6 +37,9 @@ class Strategy:
     def __post_init__(self) -> None:
         if isinstance(self.upload, Coordinates) and self.space is None:
             raise validate.SettingError("upload", "coordinates", "a method or a strategy with a subspace")
+        if isinstance(self.aggregate, PrivateMean) and any(p.numbers or p.uploads({}) for p in self.pieces):
+            named = ", ".join(piece.name for piece in self.pieces)
+            raise validate.SettingError("pieces", named, "none that upload anything else to privacy for whole clients")
         if isinstance(self.aggregate, QFair) and not any(isinstance(piece, Losses) for piece in self.pieces):
             raise validate.SettingError("aggregate", self.aggregate.name, "the piece Losses as well: it needs losses")
 

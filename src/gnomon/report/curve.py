@@ -41,9 +41,10 @@ def training_curve(history: Sequence[Record], title: str, path: Path, unit: str 
         losses = left.twinx()
     else:
         losses = left
+    known = [row for row in history if "unprotected/loss" in row]  # a server of a federation has none
     losses.plot(
-        epochs,
-        [row["unprotected/loss"] for row in history],
+        [row[unit] for row in known],
+        [row["unprotected/loss"] for row in known],
         "--",
         color=GREY,
         label="training loss (unprotected)",
