@@ -15,6 +15,7 @@ PACKAGES = [
     ".accounting",
     ".clipping",
     ".data",
+    ".federated",
     ".models",
     ".release",
     ".report",

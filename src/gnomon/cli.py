@@ -181,16 +181,20 @@ def _add_federate(commands: Any) -> None:
 
 def _federate(args: argparse.Namespace) -> int:
     from gnomon.federated.run import federate, resume
+    from gnomon.federated.simulate import RoundFailed
 
-    if args.resume is not None:
-        run = resume(args.resume, progress=not args.quiet)
-    elif args.simulate:
-        config = _config(args, federated_recipe)
-        stem = Path(config.data.removeprefix("npz:")).stem
-        out = args.out or Path("runs") / f"federated-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet)
-    else:
+    if args.resume is None and not args.simulate:
         raise SettingError("simulate", False, "--simulate, --resume FOLDER, or see docs/federated.md for a deployment")
+    try:
+        if args.resume is not None:
+            run = resume(args.resume, progress=not args.quiet)
+        else:
+            config = _config(args, federated_recipe)
+            stem = Path(config.data.removeprefix("npz:")).stem
+            out = args.out or Path("runs") / f"federated-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+            run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    except RoundFailed as error:
+        raise ValueError(str(error)) from error
     last = run.history[-1]
     if run.stopped == "interrupted":
         print(f"stopped by Ctrl-C after round {last['round']}; go on with: gnomon federate --resume {run.folder}")

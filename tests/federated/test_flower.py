@@ -220,3 +220,48 @@ def test_no_telemetry():
     import os
 
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+class Loopback:
+    """A grid whose nodes are the sites' own code, called at once. The second round of the first run never ends."""
+
+    def __init__(self, nodes: dict[int, dict[str, str]], kill: bool) -> None:
+        self.nodes, self.kill = nodes, kill
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def send_and_receive(self, messages, timeout):
+        for message in messages:
+            node = message["dst_node_id"]
+            if message["message_type"] == "query":
+                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.nodes[node]["name"]})}))
+                continue
+            asked = SimpleNamespace(content=message["content"])
+            reply = flower._train(asked, SimpleNamespace(node_config=self.nodes[node]))
+            if self.kill and flower.to_parcel(message["content"]).round == 2:
+                raise KeyboardInterrupt
+            yield Reply(node, reply["content"])
+
+
+def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    source = load("digits")
+    data = store(tmp_path / "north.npz", source.train[100:400], source.test)
+    agreed = tmp_path / "federation.yaml"
+    own = store(tmp_path / "server.npz", source.train[:60], source.test)
+    agreed.write_text(
+        f"method: fedpcdp\ndata: {own}\nrounds: 3\nsteps-per-round: 1\nnoise-multiplier: 2\nrank: 10\n"
+        "sites: {north: 300}\n"
+    )
+    node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
+    with pytest.raises(KeyboardInterrupt):
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(RuntimeError, match="budget"):  # the site paid for round 2 twice and sits out the last one
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert json.loads((tmp_path / "state" / "spent.json").read_text())["steps"] == 3
+    assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
+    assert (tmp_path / "out" / "model.safetensors").exists()

@@ -17,7 +17,7 @@ from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import array_bytes
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.setup import Federation, build
-from gnomon.federated.simulate import Exchange, InProcess, rounds
+from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
 from gnomon.report import training_curve
@@ -125,29 +125,36 @@ def go(
             file.flush()
             os.fsync(file.fileno())
 
-    stopped = "finished"
+    stopped, failed = "finished", None
     with (
         StopRequest() as stop,
         tqdm(total=server.rounds, initial=server.round, unit="round", disable=not progress, desc=config.method,
              dynamic_ncols=True) as bar,
     ):  # fmt: skip
-        for record in rounds(
-            server,
-            exchange or InProcess(federation.clients),
-            validation=federation.source.test,
-            heldout=federation.heldout,
-            delta=config.target_delta,
-            on_begin=asked,
-        ):
-            history.append(record)
-            folder.write(STATE, _state(federation).to_bytes())
-            folder.append(METRICS, json.dumps(plain(record)))
-            bar.update()
-            bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
-            if stop.asked:
-                stopped = "interrupted"
-                break
+        try:
+            for record in rounds(
+                server,
+                exchange or InProcess(federation.clients),
+                validation=federation.source.test,
+                heldout=federation.heldout,
+                delta=config.target_delta,
+                on_begin=asked,
+            ):
+                history.append(record)
+                folder.write(STATE, _state(federation).to_bytes())
+                folder.append(METRICS, json.dumps(plain(record)))
+                bar.update()
+                bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
+                if stop.asked:
+                    stopped = "interrupted"
+                    break
+        except RoundFailed as error:
+            failed = error  # what was reached before is kept
+    if failed is not None and not history:
+        raise failed
     statement = _write(config, federation, folder, history)
+    if failed is not None:
+        raise failed
     return FederatedRun(history, statement, federation, folder.path, stopped)
 
 

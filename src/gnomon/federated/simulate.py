@@ -82,8 +82,9 @@ def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[
     ended = server.end()
     if not ended.accepted:
         reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
-        failed = RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons})")
-        raise failed from getattr(exchange, "error", None)
+        error = getattr(exchange, "error", None)
+        last = f". The last error was: {error}" if error is not None else ""
+        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}") from error
     return ended
 
 
