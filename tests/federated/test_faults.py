@@ -113,14 +113,14 @@ def test_the_longest_accepted_change_moves_the_model_by_at_most_an_honest_client
 
 @pytest.mark.parametrize("make", [fedavg, fedlrs, scaffold, fedfdp, lambda: fedpcdp(PUBLIC, 5)])
 def test_no_honest_answer_is_refused(make):
-    """Noise included: forty rounds of three clients, with noise that is large against the bound."""
-    server, clients = federation(make(), rounds=40, sigma=4.0, steps=1)
+    """Noise included: fifteen rounds of three clients, with noise that is large against the bound."""
+    server, clients = federation(make(), rounds=15, sigma=4.0, steps=1)
     assert all(len(ended.accepted) == 3 for ended in run(server, clients))
 
 
 def test_control_variates_cannot_be_pushed_up_round_after_round():
-    server, clients = federation(scaffold(), rounds=30, steps=1)
-    for _ in range(30):
+    server, clients = federation(scaffold(), rounds=12, steps=1)
+    for _ in range(12):
         for name, parcel in server.begin().items():
             reply = clients[name].train(parcel)
             if name == "c1":

@@ -19,7 +19,7 @@ from gnomon.federated.run import federate, resume
 from gnomon.federated_config import METHODS, FederateConfig
 from gnomon.validate import SettingError
 
-QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1}
+QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
 
 
 def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys):

@@ -305,3 +305,24 @@ def test_nothing_is_left_on_a_model_that_moon_looked_at():
     local = model()
     Contrastive(1.0, 0.5, model(), model())(local, LOSS, *data(0, 4))
     assert all(not module._forward_pre_hooks for module in local.modules())
+
+
+def test_a_basis_is_shared_only_where_everything_that_made_it_is_the_same():
+    space, other = fedpcdp(PUBLIC, 5).space, fedpcdp(PUBLIC, 5).space
+    one, two = model(), model()
+    made = round_basis(space, one, LOSS, 1, 4, seed=0)
+    assert round_basis(space, two, LOSS, 1, 4, seed=0) is made
+    assert round_basis(other, two, LOSS, 1, 4, seed=0) is not made
+    made = round_basis(space, one, LOSS, 1, 4, seed=0)
+    assert round_basis(space, one, LOSS, 2, 4, seed=0) is not made
+    made = round_basis(space, one, LOSS, 1, 4, seed=0)
+    with torch.no_grad():
+        two[0].weight[0, 0] += 1e-6
+    assert round_basis(space, two, LOSS, 1, 4, seed=0) is not made
+
+
+def test_a_client_in_another_process_rebuilds_the_same_basis():
+    """Another subspace object of the same records, as a site has it: rebuilt, not shared, and accepted."""
+    server, clients = federation(fedpcdp(PUBLIC, 5), clients=2, rounds=2)
+    clients["c1"].strategy = fedpcdp((PUBLIC[0].clone(), PUBLIC[1].clone()), 5)
+    assert all(ended.accepted == ["c0", "c1"] for ended in run(server, clients))
