@@ -18,6 +18,7 @@ PACKAGES = [
     ".constraints",
     ".data",
     ".diagnose",
+    ".federated",
     ".ledger",
     ".models",
     ".release",

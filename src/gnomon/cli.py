@@ -7,13 +7,14 @@ import dataclasses
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from gnomon import __version__, cli_ledger, cli_report
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
+from gnomon.federated_config import NOT_FEDERATED, FederateConfig, federated_recipe
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 VIOLATED = 1
+Settings = TypeVar("Settings", bound=TrainConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     _add_train(commands)
     _add_compare(commands)
+    _add_federate(commands)
     cli_report.add_report(commands)
     cli_report.add_diagnose(commands)
     cli_report.add_reproduce(commands)
@@ -103,13 +106,15 @@ def _add_train(commands: Any) -> None:
     _add_settings(parser)
 
 
-def _add_settings(parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset()) -> None:
+def _add_settings(
+    parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset(), config: type[TrainConfig] = TrainConfig
+) -> None:
     """A flag for each setting of a run."""
-    groups = {name: parser.add_argument_group(name) for name in ("data", "privacy", "method", "training")}
-    hints = get_type_hints(TrainConfig)
-    for field in dataclasses.fields(TrainConfig):
-        if field.name in leave_out:
-            continue
+    shown_fields = [field for field in dataclasses.fields(config) if field.name not in leave_out]
+    names = dict.fromkeys(field.metadata["group"] for field in shown_fields)
+    groups = {name: parser.add_argument_group(name) for name in names}
+    hints = get_type_hints(config)
+    for field in shown_fields:
         kinds = get_args(hints[field.name]) or (hints[field.name],)
         kind = float if float in kinds else int if int in kinds else str
         text = field.metadata["help"].replace("%", "%%")
@@ -129,7 +134,7 @@ def _add_settings(parser: argparse.ArgumentParser, leave_out: frozenset[str] = f
 def _train(args: argparse.Namespace) -> int:
     from gnomon.runs import train
 
-    config = _config(args)
+    config = _config(args, recipe)
     out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     ledger = None if config.insecure_noise_seed is not None else cli_ledger.chosen(args.ledger)
     run = train(
@@ -171,14 +176,72 @@ def _tell(run: Run) -> int:
     return INTERRUPTED if run.result.stopped == "interrupted" else 0
 
 
-def _config(args: argparse.Namespace) -> TrainConfig:
+def _config(args: argparse.Namespace, defaults: Callable[[str, str], Settings]) -> Settings:
     """Defaults of the data set, then the file, then flags."""
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    names = {field.name for field in dataclasses.fields(defaults("digits", ""))}
     flags = {name: value for name, value in vars(args).items() if name in names}
     file = read_yaml(args.config) if args.config is not None else {}
     data = flags.get("data", file.get("data", TrainConfig().data))
     method = flags.get("method", file.get("method", TrainConfig().method))
-    return recipe(str(data), str(method)).with_settings(file).with_settings(flags)
+    return defaults(str(data), str(method)).with_settings(file).with_settings(flags)
+
+
+# -- federate --------------------------------------------------------------------------------------
+
+
+def _add_federate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "federate",
+        help="train where the data cannot come to one machine",
+        description="Federated training. With --simulate all clients run in this process, on parts of one data set. "
+        "A real deployment runs the same code on Flower: see docs/federated.md.",
+        epilog="examples:\n"
+        "  gnomon federate --simulate --data digits --clients 5 --method fedpcdp --rounds 10\n"
+        "  gnomon federate --simulate --data mnist --clients 10 --partition dirichlet:0.1 --holdout 0.25 "
+        "--method fedfdp\n"
+        "  gnomon federate --resume runs/federated-digits-...\n\n"
+        "The run folder holds config.yaml, metrics.jsonl, model.safetensors, statement.txt, statement.json,\n"
+        "curve.png, bytes.md (traffic) and what --resume needs.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_federate)
+    parser.add_argument("--simulate", action="store_true", help="run server and clients in this process")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the run in this folder")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/federated-<data>-<time>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_settings(parser, NOT_FEDERATED, FederateConfig)
+
+
+def _federate(args: argparse.Namespace) -> int:
+    from gnomon.federated.run import federate, resume
+    from gnomon.federated.simulate import RoundFailed
+
+    if args.resume is None and not args.simulate:
+        raise SettingError("simulate", False, "--simulate, --resume FOLDER, or see docs/federated.md for a deployment")
+    try:
+        if args.resume is not None:
+            run = resume(args.resume, progress=not args.quiet)
+        else:
+            config = _config(args, federated_recipe)
+            stem = Path(config.data.removeprefix("npz:")).stem
+            out = args.out or Path("runs") / f"federated-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+            run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet)
+    except RoundFailed as error:
+        raise ValueError(str(error)) from error
+    last = run.history[-1]
+    if run.stopped == "interrupted":
+        print(f"stopped by Ctrl-C after round {last['round']}; go on with: gnomon federate --resume {run.folder}")
+    print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+    claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
+    print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")
+    for caveat in run.statement.caveats:
+        print(f"caveat         {caveat}")
+    for what, file in (("statement", "statement.txt"), ("picture", "curve.png"), ("traffic", "bytes.md")):
+        print(f"{what:<13}  {run.folder / file}")
+    print(f"model          {run.folder / 'model.safetensors'}")
+    return INTERRUPTED if run.stopped == "interrupted" else 0
 
 
 # -- compare ---------------------------------------------------------------------------------------
@@ -214,7 +277,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     from gnomon import compare
 
-    config = _config(args)
+    config = _config(args, recipe)
     methods = compare.split_methods(args.methods)
     try:
         levels = [float(level) for level in args.noise_multipliers.split(",")]
@@ -341,7 +404,7 @@ def _audit(args: argparse.Namespace) -> int:
                 "out", str(args.out), "another folder, or --overwrite to replace the audit that is there"
             )
         args.out.mkdir(parents=True, exist_ok=True)
-    trainer, data = trainer_to_audit(_config(args))
+    trainer, data = trainer_to_audit(_config(args, recipe))
     report = audit(
         trainer,
         data,

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import yaml
 
@@ -131,7 +131,7 @@ class TrainConfig:
     threads: int | None = setting(None, "CPU threads (default: torch's choice)")
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """The config with some settings given by name, with dashes or underscores."""
         known = {f.name for f in fields(cls)}
         given = {}
@@ -144,9 +144,9 @@ class TrainConfig:
             given[name] = _typed(cls, name, value)
         return cls(**given)
 
-    def with_settings(self, values: dict[str, Any]) -> TrainConfig:
+    def with_settings(self, values: dict[str, Any]) -> Self:
         """This config with some settings replaced."""
-        given = dataclasses.asdict(TrainConfig.from_dict(values))
+        given = dataclasses.asdict(type(self).from_dict(values))
         names = {str(key).replace("-", "_") for key in values}
         return dataclasses.replace(self, **{name: given[name] for name in names})
 

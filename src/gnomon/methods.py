@@ -13,12 +13,13 @@ from torch import nn
 
 from gnomon import validate
 from gnomon.accounting import Expansion, FullBatch, Sampling
-from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat
+from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
 from gnomon.constraints import Constraint, parse
 from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Form
 from gnomon.steps import ConstrainedDescent, Descent, Step
 from gnomon.subspaces import (
     Ambient,
+    BesideLoss,
     Embedding,
     GaussianSketch,
     PublicEigenspace,
@@ -102,6 +103,11 @@ class Method:
             matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
             if self.project != "before" or not matches:
                 allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
+                raise validate.SettingError("clip", self.clip.name, allowed)
+        if isinstance(self.subspace, BesideLoss):
+            matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
+            if self.project != "before" or not matches:
+                allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
                 raise validate.SettingError("clip", self.clip.name, allowed)
 
     @property

@@ -28,28 +28,59 @@ class Step(Protocol):
         """Checks the settings and, where the step needs it, puts the start in order. Called once, before all."""
 
     def move(
-        self, parameters: Mapping[str, nn.Parameter], basis: Basis, released: Mapping[str, Tensor], optimizer: Optimizer
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        basis: Basis,
+        released: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        sign: float = 1.0,
     ) -> None:
-        """Changes the parameters in place. `released` has the shape of `basis.like`."""
+        """Changes the parameters in place. `released` has the shape of `basis.like`; `sign` is -1 if it says where to
+        go rather than how steep it is."""
+
+
+class Term(Protocol):
+    """An addition to the released gradient that reads no record: post-processing, at no cost in privacy."""
+
+    @property
+    def name(self) -> str:
+        """For statements and logs."""
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What to add, by parameter, at released weights."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Lift the coordinates and let the optimizer move the model.
+    """Lift the coordinates, add the terms, which see weights and never records, and let the optimizer move the model.
 
     >>> Descent().name
     ''
     """
 
-    name = ""
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"then {term.name}" for term in self.terms)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Any model and any optimizer will do."""
 
     def move(
-        self, parameters: Mapping[str, nn.Parameter], basis: Basis, released: Mapping[str, Tensor], optimizer: Optimizer
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        basis: Basis,
+        released: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        sign: float = 1.0,
     ) -> None:
-        for name, value in basis.lift(released).items():
+        step = {name: value if sign == 1.0 else value * sign for name, value in basis.lift(released).items()}
+        weights = {name: p.detach() for name, p in parameters.items()}
+        for term in self.terms:
+            for name, value in term(weights).items():
+                step[name] = step[name] + value
+        for name, value in step.items():
             parameters[name].grad = value
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -93,9 +124,14 @@ class ConstrainedDescent:
         _write(parameters, self.constraint.project(_flat(parameters)))
 
     def move(
-        self, parameters: Mapping[str, nn.Parameter], basis: Basis, released: Mapping[str, Tensor], optimizer: Optimizer
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        basis: Basis,
+        released: Mapping[str, Tensor],
+        optimizer: Optimizer,
+        sign: float = 1.0,
     ) -> None:
-        rate = float(optimizer.param_groups[0]["lr"])
+        rate = sign * float(optimizer.param_groups[0]["lr"])
         now = _flat(parameters)
         if isinstance(basis, SketchBasis):
             change = rate * next(iter(released.values()))

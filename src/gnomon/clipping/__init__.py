@@ -1,5 +1,6 @@
 """Clip rules: how much may each person count? One verb, `weights`."""
 
+from gnomon.clipping.fair import Fair, UpdateAndLoss, for_losses
 from gnomon.clipping.rules import (
     PSAC,
     Automatic,
@@ -25,7 +26,10 @@ __all__ = [
     "Automatic",
     "ClipRule",
     "EmbeddingAndResidual",
+    "Fair",
     "Flat",
     "Normalised",
     "PerLayer",
+    "UpdateAndLoss",
+    "for_losses",
 ]

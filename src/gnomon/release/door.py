@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.clipping import ClipRule
+from gnomon.clipping import ClipRule, for_losses
 from gnomon.clipping.rules import total
 from gnomon.release.noise import NoiseSource
 from gnomon.updates import Updates
@@ -97,6 +97,7 @@ class Door:
         if not self._open:
             raise RuntimeError("this step has been released; open a new one")
         norms = lengths(updates)
+        rule = for_losses(rule, updates.losses)
         weights = bounded(rule.weights(norms.clone(), self.max_grad_norm), norms, self.max_grad_norm)
         if len(updates):
             wide = weights if weights.shape[1] == norms.shape[1] else weights.squeeze(1)

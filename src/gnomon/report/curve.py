@@ -11,8 +11,8 @@ from gnomon.report.picture import BLUE, GREY, INK, RUST
 from gnomon.training.watch import Record
 
 
-def training_curve(history: Sequence[Record], title: str, path: Path) -> None:
-    """Validation accuracy (or loss) and epsilon spent, against epochs, as PNG or SVG by the path's ending.
+def training_curve(history: Sequence[Record], title: str, path: Path, unit: str = "epoch") -> None:
+    """Validation accuracy (or loss) and epsilon spent, against epochs or rounds, as PNG or SVG by the path's ending.
 
     The training loss is drawn dashed and named unprotected.
 
@@ -25,24 +25,25 @@ def training_curve(history: Sequence[Record], title: str, path: Path) -> None:
     """
     figure = Figure(figsize=(9, 3.6), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
-    epochs = [row["epoch"] for row in history]
+    epochs = [row[unit] for row in history]
     dots = "o-" if len(history) < 20 else "-"
     scored = [row for row in history if "validation/accuracy" in row]
     if scored:
         accuracy = [100 * row["validation/accuracy"] for row in scored]
-        left.plot([row["epoch"] for row in scored], accuracy, dots, color=BLUE, label="validation accuracy")
+        left.plot([row[unit] for row in scored], accuracy, dots, color=BLUE, label="validation accuracy")
         left.set_ylabel("accuracy (%)")
         left.set_ylim(0, 100)
         left.annotate(
-            f"{accuracy[-1]:.1f} %", (scored[-1]["epoch"], accuracy[-1]), xytext=(-4, 8),
+            f"{accuracy[-1]:.1f} %", (scored[-1][unit], accuracy[-1]), xytext=(-4, 8),
             textcoords="offset points", ha="right", color=BLUE, weight="bold",
         )  # fmt: skip
         losses = left.twinx()
     else:
         losses = left
+    known = [row for row in history if "unprotected/loss" in row]  # a server of a federation has none
     losses.plot(
-        epochs,
-        [row["unprotected/loss"] for row in history],
+        [row[unit] for row in known],
+        [row["unprotected/loss"] for row in known],
         "--",
         color=GREY,
         label="training loss (unprotected)",
@@ -67,7 +68,7 @@ def training_curve(history: Sequence[Record], title: str, path: Path) -> None:
     else:
         right.text(0.5, 0.5, "infinite: no noise", transform=right.transAxes, ha="center", color=RUST)
     for axes in (left, right):
-        axes.set_xlabel("epoch")
+        axes.set_xlabel(unit)
         axes.spines[["top"]].set_visible(False)
         axes.grid(alpha=0.25)
     right.spines[["right"]].set_visible(False)

@@ -296,9 +296,8 @@ class Trainer:
             watch.see(updates, admitted)
         released = door.release()
         moved = released if before or between else inside(basis, released)
-        if self.method.displaces:  # where to go, not how steep it is
-            moved = {name: value.neg() for name, value in moved.items()}
-        self.method.step.move(self._parameters, basis, moved, self.optimizer)
+        sign = -1.0 if self.method.displaces else 1.0  # where to go, not how steep it is
+        self.method.step.move(self._parameters, basis, moved, self.optimizer, sign)
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.scheduler is not None and self.scheduler_every == "step":

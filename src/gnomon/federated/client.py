@@ -1,0 +1,142 @@
+"""A client: a Trainer on its own records, for some steps of each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gnomon import validate
+from gnomon.accounting import Shuffled
+from gnomon.federated.bases import check_fingerprint, round_basis
+from gnomon.federated.memory import Memory
+from gnomon.federated.parcel import Arrays, Parcel
+from gnomon.federated.pieces import Turn
+from gnomon.federated.refused import Refused
+from gnomon.federated.strategies import Strategy
+from gnomon.subspaces import Basis
+from gnomon.training import Trainer
+from gnomon.training.watch import Record
+from gnomon.updates.untouched import untouched
+
+
+class Client:
+    """Takes part in rounds with the Trainer that it is given: its model, method, door, account and ledger.
+
+    The Trainer's `max_grad_norm` is `strategy.bound(C)`, and its plan has the steps of all rounds. `on_spend(steps)` is
+    called before a round's first step with the number of steps that will then have been charged, for a record on
+    disk. What is uploaded is made of what the Trainer's door released, and of nothing else.
+
+    >>> from torch import nn
+    >>> from gnomon.federated import fedavg
+    >>> model = nn.Linear(2, 2)
+    >>> trainer = Trainer(model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.5),
+    ...     sample_rate=0.5, expected_batch_size=10, noise_multiplier=1.0, target_delta=1e-3, steps=10)
+    >>> client = Client("north", trainer, (torch.randn(20, 2), torch.randint(0, 2, (20,))), fedavg(), steps=2)
+    >>> weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    >>> reply = client.train(Parcel(1, {"weights": weights}))
+    >>> sorted(reply.arrays["change"]), trainer.account.steps
+    (['bias', 'weight'], 2)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trainer: Trainer,
+        data: Any,
+        strategy: Strategy,
+        *,
+        steps: int,
+        max_grad_norm: float | None = None,
+        memory: Memory | None = None,
+        on_spend: Callable[[int], None] = lambda steps: None,
+    ) -> None:
+        self.name, self.trainer, self.data, self.strategy = name, trainer, data, strategy
+        self.steps = validate.whole("steps", steps)
+        self.bound = trainer.max_grad_norm if max_grad_norm is None else max_grad_norm
+        if abs(strategy.bound(self.bound) / trainer.max_grad_norm - 1) > 1e-9:
+            allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
+            raise validate.SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
+        if isinstance(trainer.plan.sampler, Shuffled):
+            raise validate.SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
+        self.memory = memory or Memory()
+        self._on_spend = on_spend
+        self._batches: Iterator[tuple[Any, Any]] | None = None
+        self.unprotected: list[Record] = []
+        """Diagnostics of the last round's steps, for the data holder only."""
+
+    def train(self, parcel: Parcel) -> Parcel:
+        """One round: from the server's parcel to the upload. Nothing is spent if the parcel is refused."""
+        last, ticket = self.memory.numbers.get("round", 0), parcel.numbers.get("ticket", 0.0)
+        if parcel.round < last or (parcel.round == last and ticket == self.memory.numbers["ticket"]):
+            raise Refused("round", f"{parcel.round}, after {last:.0f}")  # a restarted server may ask for a round again
+        start = self._load(parcel)
+        basis = self._basis(parcel)
+        turn = Turn(parcel, self.trainer.model, start, self.memory, self.trainer.optimizer, self.steps, self.bound)
+        self.trainer.method = self.strategy.local(basis, turn)
+        self._run(turn)
+        turn.end = self._weights()
+        change = {name: value - turn.end[name] for name, value in start.items()}
+        reply = Parcel(parcel.round, {"change": self.strategy.upload.pack(change, basis)}, self._echo(parcel))
+        for piece in self.strategy.pieces:
+            more = piece.after(turn)
+            reply.arrays |= more.arrays
+            reply.numbers |= more.numbers
+        return reply
+
+    def _run(self, turn: Turn) -> None:
+        """The round's private steps, through the Trainer."""
+        trainer = self.trainer
+        if trainer.account.steps + self.steps > trainer.plan.last:
+            raise Refused("budget")
+        if self._batches is None:
+            self._batches = trainer.batches(self.data)
+        self._on_spend(trainer.account.steps + self.steps)
+        self.memory.numbers |= {"round": turn.parcel.round, "ticket": turn.parcel.numbers.get("ticket", 0.0)}
+        usual = [group["lr"] for group in trainer.optimizer.param_groups]
+        trainer.optimizer.state.clear()  # momentum does not outlive a round
+        if not trainer.model.training:
+            trainer.model.train()
+        try:
+            for group in trainer.optimizer.param_groups:
+                group["lr"] *= turn.pace
+            self.unprotected = [trainer.step(*next(self._batches)) for _ in range(self.steps)]
+        finally:
+            for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
+                group["lr"] = lr
+
+    def _weights(self) -> Arrays:
+        named = self.trainer.model.named_parameters()
+        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+    @torch.no_grad()
+    def _load(self, parcel: Parcel) -> Arrays:
+        """Put the server's weights into the model, if they fit."""
+        sent = parcel.arrays.get("weights", {})
+        own = {name: p for name, p in self.trainer.model.named_parameters() if p.requires_grad}
+        if set(sent) != set(own):
+            raise Refused("contents", "weights of another model")
+        for name, p in own.items():
+            if sent[name].shape != p.shape or sent[name].dtype != p.dtype:
+                raise Refused("shape", f"weights of {name}")
+            if not bool(torch.isfinite(sent[name]).all()):
+                raise Refused("finite", f"weights of {name}")
+        for name, p in own.items():
+            p.copy_(sent[name])
+        return self._weights()
+
+    def _basis(self, parcel: Parcel) -> Basis | None:
+        space = self.strategy.space
+        if space is None:
+            return None
+        model, loss = self.trainer.model, self.trainer.loss
+        number, rounds, seed = parcel.round, int(parcel.numbers["rounds"]), int(parcel.numbers["seed"])
+        with untouched(model):
+            basis = round_basis(space, model, loss, number, rounds, seed)
+        check_fingerprint(basis, parcel.arrays["basis"]["fingerprint"])
+        return basis
+
+    @staticmethod
+    def _echo(parcel: Parcel) -> dict[str, float]:
+        return {"ticket": parcel.numbers["ticket"]} if "ticket" in parcel.numbers else {}

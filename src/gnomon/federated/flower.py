@@ -1,0 +1,201 @@
+"""The same server and clients behind Flower's ServerApp and ClientApp (Message API).
+
+Flower carries parcels between authenticated nodes; what is in them, what is accepted and what it costs is decided
+elsewhere in this package. Nothing here draws noise.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
+)  # before anything of Flower is imported
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from gnomon.data import load
+from gnomon.federated.parcel import Parcel
+from gnomon.federated.refused import REASONS, Refused
+from gnomon.federated.run import KeptFolder, go
+from gnomon.federated.setup import Federation, build_server
+from gnomon.federated.simulate import Answer, reason_of
+from gnomon.federated.sites import Site, answer, read_federation, torch_threads
+from gnomon.runs import RunFolder
+
+NUMBERS, REFUSED = "numbers", "refused"
+MOST_BYTES = 2**28
+"""No message above this is read at all. What a method may upload is checked afterwards, to the byte."""
+POLL = 1.0
+
+
+def to_records(parcel: Parcel) -> RecordDict:
+    """A parcel as Flower's records.
+
+    >>> to_parcel(to_records(Parcel(3, {"change": {"w": torch.ones(2)}}, {"loss": 0.5}))).numbers
+    {'loss': 0.5}
+    """
+    records = RecordDict({NUMBERS: ConfigRecord({"round": parcel.round, **parcel.numbers})})
+    for group, arrays in parcel.arrays.items():
+        named = {name: Array(np.ascontiguousarray(value.detach().cpu().numpy())) for name, value in arrays.items()}
+        records[f"arrays.{group}"] = ArrayRecord(named)
+    return records
+
+
+def to_parcel(records: RecordDict) -> Parcel:
+    """Flower's records as a parcel; whatever is not one is refused."""
+    size = sum(len(array.data) for record in records.array_records.values() for array in record.values())
+    if size > MOST_BYTES:
+        raise Refused("bytes")
+    try:
+        numbers = {str(name): float(value) for name, value in records.config_records[NUMBERS].items()}  # type: ignore[arg-type]
+        parcel = Parcel(int(numbers.pop("round")), {}, numbers)
+        for group, record in records.array_records.items():
+            parcel.arrays[group.removeprefix("arrays.")] = {
+                name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()
+            }
+    except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
+        raise Refused("contents") from error
+    return parcel
+
+
+# -- the server's side -----------------------------------------------------------------------------
+
+
+class OverFlower:
+    """Delivers a round's parcels through Flower's grid, and waits for the answers until a deadline.
+
+    A site is the node that first says its name, or the node that the settings pin to it.
+    """
+
+    def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float) -> None:
+        self._grid, self._sites, self._deadline = grid, sites, deadline
+        self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
+        self._asked: set[int] = set(self._nodes.values())
+
+    def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
+        self._meet(parcels)
+        known = {name: self._nodes[name] for name in parcels if name in self._nodes}
+        names = {node: name for name, node in known.items()}
+        messages = [self._message(parcels[name], node) for name, node in known.items()]
+        for reply in self._grid.send_and_receive(messages, timeout=self._deadline):
+            name = names.get(reply.metadata.src_node_id)
+            if name is not None:
+                yield name, _read(reply)
+
+    def _message(self, parcel: Parcel, node: int) -> Message:
+        content, ttl = to_records(parcel), self._deadline
+        return Message(content=content, message_type="train", dst_node_id=node, group_id=str(parcel.round), ttl=ttl)
+
+    def _meet(self, wanted: Mapping[str, Parcel]) -> None:
+        """Wait, up to the deadline, until every wanted site has a node; new nodes are asked for their names."""
+        until = time.monotonic() + self._deadline
+        while time.monotonic() < until:
+            online = set(self._grid.get_node_ids())
+            strangers = online - self._asked
+            self._ask(strangers, until)
+            if all(self._nodes.get(name) in online for name in wanted):
+                return
+            time.sleep(POLL)
+
+    def _ask(self, nodes: set[int], until: float) -> None:
+        messages = [
+            Message(content=RecordDict(), message_type="query", dst_node_id=node, group_id="names", ttl=self._deadline)
+            for node in nodes
+        ]
+        if not messages:
+            return
+        for reply in self._grid.send_and_receive(messages, timeout=max(POLL, until - time.monotonic())):
+            node = reply.metadata.src_node_id
+            self._asked.add(node)
+            if reply.has_error():
+                continue
+            about = reply.content.config_records.get("about")
+            name = "" if about is None else str(about.get("name", ""))
+            if name in self._sites and name not in self._nodes:
+                self._nodes[name] = node
+
+
+def _read(reply: Message) -> Parcel | Refused:
+    if reply.has_error():
+        return Refused("error")
+    about = reply.content.config_records.get(REFUSED)
+    if about is not None:
+        reason = str(about.get("reason"))
+        return Refused(reason if reason in REASONS else "error")
+    try:
+        return to_parcel(reply.content)
+    except Refused as refused:
+        return refused
+
+
+def serve(place: Path, out: Path, grid: Grid, deadline: float) -> None:
+    """All rounds that are left of a federation; a folder with rounds in it is gone on with."""
+    config, sites = read_federation(place)
+    torch_threads(config.threads)
+    source = load(config.data, config.data_dir)
+    sizes = {name: site.records for name, site in sites.items()}
+    server = build_server(config, source, source.train, sizes)  # all of the server's records are public
+    federation = Federation(server, {}, source, {}, len(source.train) if server.strategy.public is not None else 0)
+    history = []
+    if (out / "config.yaml").exists():
+        folder: RunFolder = (kept := KeptFolder(out))
+        history = kept.restore(config, federation)
+    else:
+        folder = RunFolder(out)
+        folder.write("config.yaml", config.to_yaml().encode())
+    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline))
+
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def _serve(grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, float(settings["deadline"]))
+
+
+# -- a site's side ---------------------------------------------------------------------------------
+
+client_app = ClientApp()
+
+
+@client_app.query()
+def _name(message: Message, context: Context) -> Message:
+    about = ConfigRecord({"name": str(context.node_config.get("name", ""))})
+    return Message(content=RecordDict({"about": about}), reply_to=message)
+
+
+@client_app.train()
+def _train(message: Message, context: Context) -> Message:
+    """A round at a site. An error's text stays here: it could quote a record."""
+    try:
+        content = to_records(_answer(to_parcel(message.content), context.node_config))
+    except Exception as error:
+        _note(error, context.node_config)
+        content = RecordDict({REFUSED: ConfigRecord({"reason": reason_of(error).reason})})
+    return Message(content=content, reply_to=message)
+
+
+def _answer(parcel: Parcel, node: Mapping[str, Any]) -> Parcel:
+    config, sites = read_federation(Path(str(node["federation"])))
+    torch_threads(config.threads)
+    return answer(config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), parcel)
+
+
+def _note(error: Exception, node: Mapping[str, Any]) -> None:
+    """For the site's own eyes."""
+    if "state" in node:
+        state = Path(str(node["state"]))
+        state.mkdir(parents=True, exist_ok=True)
+        with (state / "errors.log").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {type(error).__name__}: {error}\n")

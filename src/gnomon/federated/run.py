@@ -1,0 +1,228 @@
+"""A federated run from its config, the folder it leaves behind, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from tqdm.auto import tqdm
+
+from gnomon.config import read_yaml
+from gnomon.federated.memory import Memory
+from gnomon.federated.parcel import array_bytes
+from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.setup import Federation, build
+from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
+from gnomon.federated.statement import federated_statement
+from gnomon.federated_config import FederateConfig
+from gnomon.report import training_curve
+from gnomon.runs import RunFolder, plain
+from gnomon.training import Statement
+from gnomon.training.interrupt import StopRequest
+from gnomon.training.watch import Record
+from gnomon.validate import whole
+
+STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
+FILES = (STATE, ASKED, "bytes.md")
+
+
+@dataclass
+class FederatedRun:
+    """What a run gave, and where its files are."""
+
+    history: list[Record]
+    statement: Statement
+    federation: Federation
+    folder: Path
+    stopped: str
+
+
+def federate(config: FederateConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> FederatedRun:
+    """Run all rounds in this process; leave config, metrics, model, statement, traffic and picture in `out`.
+
+    >>> import tempfile
+    >>> config = FederateConfig(method="fedavg", rounds=1, noise_multiplier=2.0)
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = federate(config, Path(place) / "run", progress=False)
+    ...     (run.folder / "bytes.md").read_text().splitlines()[0]
+    '| a client and round | down, bytes | up, bytes |'
+    """
+    if config.threads is not None:
+        torch.set_num_threads(whole("threads", config.threads))
+    federation = build(config)
+    for client in federation.clients.values():
+        client.trainer.check(client.data)  # before anything of an earlier run is touched
+    folder = RunFolder(out, overwrite)
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
+    folder.write("config.yaml", config.to_yaml().encode())
+    return go(config, federation, folder, [], progress)
+
+
+def resume(out: Path, *, progress: bool = True) -> FederatedRun:
+    """Go on after the last round that ended. A round that was cut short was paid for, and stays paid for."""
+    config = FederateConfig.from_dict(read_yaml(out / "config.yaml"))
+    folder = KeptFolder(out)
+    federation = build(config, extra_rounds=folder.lost_rounds())
+    return go(config, federation, folder, folder.restore(config, federation), progress)
+
+
+class KeptFolder(RunFolder):
+    """The folder of a run that goes on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     KeptFolder(Path(place)).lost_rounds()
+    0
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._asked = [json.loads(line) for line in _lines(path / ASKED)]
+        self._state = Memory.from_bytes((path / STATE).read_bytes()) if (path / STATE).exists() else Memory()
+        self._ended = int(self._state.numbers.get("server|round", 0))
+
+    def lost_rounds(self) -> int:
+        """How many rounds began and never ended."""
+        return sum(1 for entry in self._asked if entry["round"] > self._ended)
+
+    def restore(self, config: FederateConfig, federation: Federation) -> list[Record]:
+        """Put everything back, charge every round that anybody was asked in, and give the history."""
+        _restore(federation, self._state)
+        for entry in self._asked:
+            if isinstance(federation.server.strategy.aggregate, PrivateMean):
+                federation.server.strategy.aggregate.account.charge()
+            for name in entry["clients"]:
+                federation.server.members[name].account.charge(config.steps_per_round)
+                if name in federation.clients:
+                    federation.clients[name].trainer.account.charge(config.steps_per_round)
+        rows = [json.loads(line) for line in _lines(self.path / METRICS)]
+        history: list[Record] = [row for row in rows if row["round"] <= self._ended]
+        self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
+        return history
+
+
+def go(
+    config: FederateConfig,
+    federation: Federation,
+    folder: RunFolder,
+    history: list[Record],
+    progress: bool,
+    exchange: Exchange | None = None,
+) -> FederatedRun:
+    """Run what is left, keeping everything on disk after each round; by default with the clients in this process."""
+    server = federation.server
+
+    def asked(number: int, names: Sequence[str]) -> None:
+        """On disk before any client draws noise: a crash may count a round too many, never one too few."""
+        with (folder.path / ASKED).open("a") as file:
+            file.write(json.dumps({"round": number, "clients": list(names)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    stopped, failed = "finished", None
+    with (
+        StopRequest() as stop,
+        tqdm(total=server.rounds, initial=server.round, unit="round", disable=not progress, desc=config.method,
+             dynamic_ncols=True) as bar,
+    ):  # fmt: skip
+        try:
+            for record in rounds(
+                server,
+                exchange or InProcess(federation.clients),
+                validation=federation.source.test,
+                heldout=federation.heldout,
+                delta=config.target_delta,
+                on_begin=asked,
+            ):
+                history.append(record)
+                folder.write(STATE, _state(federation).to_bytes())
+                folder.append(METRICS, json.dumps(plain(record)))
+                bar.update()
+                bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
+                if stop.asked:
+                    stopped = "interrupted"
+                    break
+        except RoundFailed as error:
+            failed = error  # what was reached before is kept
+    if failed is not None and not history:
+        raise failed
+    statement = _write(config, federation, folder, history)
+    if failed is not None:
+        raise failed
+    return FederatedRun(history, statement, federation, folder.path, stopped)
+
+
+def _write(config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record]) -> Statement:
+    server = federation.server
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
+    folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
+    private = config.insecure_noise_seed is None
+    statement = federated_statement(config, server, private, federation.public)
+    folder.write("statement.txt", statement.text().encode())
+    folder.write("statement.json", statement.json().encode())
+    folder.write("bytes.md", traffic(federation, history).encode())
+    training_curve(history, f"{config.method} on {config.data}", folder.path / "curve.png", "round")
+    return statement
+
+
+def traffic(federation: Federation, history: Sequence[Record]) -> str:
+    """A table of what one client sends and gets in a round, beside FedAvg's."""
+    server = federation.server
+    asked = [row["accepted"] + row["refused"] for row in history]
+    whole_model = array_bytes(server.weights)
+    later = slice(1, None) if len(history) > 1 else slice(None)
+    down = sum(row["bytes/down"] for row in history[later]) / max(1, sum(asked[later]))
+    up = sum(row["bytes/up"] for row in history) / max(1, sum(row["accepted"] for row in history))
+    first = history[0]["bytes/down"] / max(1, asked[0]) if history else 0
+    lines = [
+        "| a client and round | down, bytes | up, bytes |",
+        "|---|---|---|",
+        f"| {server.strategy.name} | {down:,.0f} | {up:,.0f} |",
+        f"| {server.strategy.name}, first round | {first:,.0f} | {up:,.0f} |",
+        f"| the whole model both ways (fedavg) | {whole_model:,} | {whole_model:,} |",
+        "",
+        f"All rounds and clients: {sum(row['bytes/down'] for row in history):,} bytes down, "
+        f"{sum(row['bytes/up'] for row in history):,} up. Payload without the protocol's own bytes.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _state(federation: Federation) -> Memory:
+    """Everything that a resumed run needs, in one file."""
+    state = Memory({"server/weights": dict(federation.server.model.state_dict())})
+    owners = {"server": federation.server.memory}
+    owners |= {name: client.memory for name, client in federation.clients.items()}
+    for owner, memory in owners.items():
+        state.arrays |= {f"{owner}/{group}": arrays for group, arrays in memory.arrays.items()}
+        state.numbers |= {f"{owner}|{name}": value for name, value in memory.numbers.items()}
+    return state
+
+
+def _restore(federation: Federation, state: Memory) -> None:
+    if not state.arrays:
+        return
+    owners = {"server": federation.server.memory}
+    owners |= {name: client.memory for name, client in federation.clients.items()}
+    for key, arrays in state.arrays.items():
+        owner, _, group = key.partition("/")
+        if key == "server/weights":
+            federation.server.model.load_state_dict(arrays)
+        else:
+            owners[owner].arrays[group] = arrays
+    for key, value in state.numbers.items():
+        owner, _, name = key.partition("|")
+        owners[owner].numbers[name] = value
+    federation.server.round = int(federation.server.memory.numbers["round"])
+
+
+def _lines(path: Path) -> list[str]:
+    """The complete lines of a file; one that a kill cut short does not count, nor does a missing file."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().split("\n")[:-1] if line]

@@ -1,0 +1,239 @@
+"""The server: who takes part, what they get, what is accepted, and how the model moves."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gnomon import validate
+from gnomon.accounting import Account
+from gnomon.data import Loader
+from gnomon.data.sampling import shuffle
+from gnomon.federated.bases import fingerprint, round_basis
+from gnomon.federated.checks import check_upload
+from gnomon.federated.memory import Memory
+from gnomon.federated.parcel import Arrays, Parcel
+from gnomon.federated.pieces import Tally
+from gnomon.federated.reach import Reach
+from gnomon.federated.refused import Refused
+from gnomon.federated.strategies import Strategy
+from gnomon.release import SeededNoise
+from gnomon.subspaces import Basis
+from gnomon.updates import Loss
+from gnomon.updates.untouched import untouched
+
+
+@dataclass
+class Member:
+    """What the server knows of a client, all of it public: its weight, its account, how far it can move."""
+
+    weight: float
+    account: Account
+    reach: Reach
+
+    def __post_init__(self) -> None:
+        validate.positive("weight", self.weight)
+
+
+@dataclass
+class Ended:
+    """How a round went."""
+
+    round: int
+    accepted: list[str]
+    refused: dict[str, str]
+    """Why, by client."""
+    bytes_down: int
+    bytes_up: int
+
+
+def public_seed(seed: int, number: int) -> int:
+    """The public coin of a round."""
+    return seed * 1_000_003 + number
+
+
+def chosen(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
+    """Who takes part in a round. Anybody can work it out beforehand.
+
+    >>> chosen(["a", "b", "c"], 0.67, seed=0, number=1)
+    ['a', 'b']
+    """
+    count = max(1, round(share * len(names)))
+    order = shuffle(len(names), SeededNoise(public_seed(seed, number)))
+    return sorted(names[int(i)] for i in order[:count])
+
+
+class Server:
+    """Holds the global model. `begin` a round, let it `accept` or `refuse` each client's answer, `end` the round.
+
+    Who takes part and the subspace of a round come from a public seed, so that a round can be repeated after a crash.
+    Each client's account is charged when it is asked, whether its answer comes or not. Being picked is no secret, so
+    no amplification is claimed for it.
+
+    >>> from gnomon.accounting import Poisson
+    >>> from gnomon.federated import fedavg
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> reach = Reach(1.0, 1.0, 10, steps=1, lr=1.0)
+    >>> member = Member(1.0, Account(Poisson(0.1), 1.0), reach)
+    >>> server = Server(model, nn.MSELoss(reduction="none"), fedavg(), {"a": member}, rounds=1)
+    >>> ticket = server.begin()["a"].numbers["ticket"]
+    >>> server.accept("a", Parcel(1, {"change": {"weight": torch.full((1, 1), float("nan"))}}, {"ticket": ticket}))
+    >>> server.end().refused
+    {'a': 'values that are not finite: change'}
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        strategy: Strategy,
+        members: Mapping[str, Member],
+        *,
+        rounds: int,
+        share: float = 1.0,
+        seed: int = 0,
+        memory: Memory | None = None,
+    ) -> None:
+        self.model, self.loss, self.strategy = model, loss, strategy
+        self.members = dict(members)
+        self.rounds = validate.whole("rounds", rounds)
+        self.share = validate.sample_rate("share", share)
+        self.seed = validate.whole("seed", seed, least=0)
+        self.memory = memory or Memory()
+        if not self.members:
+            raise validate.SettingError("clients", 0, "at least one client")
+        self.round = int(self.memory.numbers.get("round", 0))
+        self._open: dict[str, Parcel] = {}
+        self._accepted: dict[str, tuple[Parcel, Arrays]] = {}
+        self._refused: dict[str, str] = {}
+        self._basis: Basis | None = None
+        self._up = 0
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The trainable parameters of the global model."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    def chosen(self, number: int) -> list[str]:
+        """Who takes part in a round."""
+        return chosen(list(self.members), self.share, self.seed, number)
+
+    def begin(self) -> dict[str, Parcel]:
+        """The next round's parcel for each client that takes part. Their accounts are charged here."""
+        if self._open:
+            raise RuntimeError(f"round {self.round} has not ended: call end() first")
+        if self.round >= self.rounds:
+            raise RuntimeError(f"all {self.rounds} rounds have been run")
+        self.round += 1
+        common = self._common()
+        self._accepted, self._refused, self._up = {}, {}, 0
+        for name in self.chosen(self.round):
+            member = self.members[name]
+            member.account.charge(member.reach.steps)
+            self._open[name] = Parcel(self.round, common.arrays | self._public_for(name), dict(common.numbers))
+        return dict(self._open)
+
+    def accept(self, name: str, reply: Parcel) -> None:
+        """Take a client's answer into the round, or refuse it by name. Never raises for what a client sent."""
+        if name not in self._open:
+            self._refused.setdefault(name, str(Refused("unasked")))
+            return
+        if name in self._accepted or name in self._refused:
+            self._refused[f"{name}, again"] = str(Refused("twice"))
+            return
+        self._up += reply.bytes
+        try:
+            self._accepted[name] = reply, check_upload(self, name, reply, self._open[name])
+        except Refused as why:
+            self._refused[name] = str(why)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Count a client out, for one of the known reasons."""
+        self._accepted.pop(name, None)
+        self._refused[name] = str(Refused(reason))
+
+    def end(self) -> Ended:
+        """Close the round: whoever has not answered is absent, and the model moves by what was accepted."""
+        for name in self._open:
+            if name not in self._accepted and name not in self._refused:
+                self.refuse(name, "absent")
+        if self._accepted or getattr(self.strategy.aggregate, "always", False):
+            self._move()
+        ended = Ended(
+            self.round,
+            sorted(self._accepted),
+            dict(sorted(self._refused.items())),
+            sum(parcel.bytes for parcel in self._open.values()),
+            self._up,
+        )
+        self.memory.numbers["round"] = self.round
+        for name in self._accepted:
+            self.memory.numbers[f"knows public|{name}"] = 1.0
+        self._open, self._basis = {}, None
+        return ended
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        weights = {name: self.members[name].weight for name in self._accepted}
+        parcels = {name: parcel for name, (parcel, _) in self._accepted.items()}
+        tally = Tally(parcels, weights, len(self.members), self.honest_step)
+        for piece in self.strategy.pieces if parcels else ():
+            piece.absorb(self.memory, tally)
+        losses = {name: parcel.numbers.get("loss", 1.0) for name, parcel in parcels.items()}
+        changes = {name: change for name, (_, change) in self._accepted.items()}
+        moved = self.strategy.aggregate.move(changes, weights, losses, self.weights)
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                p.sub_(moved[name])
+
+    # -- what is sent ----------------------------------------------------------------------------
+
+    def _common(self) -> Parcel:
+        parcel = Parcel(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
+        parcel.numbers = {"ticket": float(secrets.randbits(48)), "rounds": float(self.rounds)}
+        space = self.strategy.space
+        if space is not None:
+            seed = public_seed(self.seed, self.round)
+            with untouched(self.model):
+                self._basis = round_basis(space, self.model, self.loss, self.round, self.rounds, seed)
+            parcel.arrays["basis"] = {"fingerprint": fingerprint(self._basis)}
+            parcel.numbers["seed"] = float(seed)
+        for piece in self.strategy.pieces:
+            more = piece.sends(self.memory, self.weights)
+            parcel.arrays |= more.arrays
+            parcel.numbers |= more.numbers
+        return parcel
+
+    def _public_for(self, name: str) -> dict[str, Arrays]:
+        """The public records, until a client's first accepted answer shows that it has them."""
+        if self.strategy.public is None or f"knows public|{name}" in self.memory.numbers:
+            return {}
+        loader = Loader(self.strategy.public, "public")
+        inputs, targets = loader.take(torch.arange(len(loader)))
+        return {"public": {"inputs": inputs, "targets": targets}}
+
+    # -- what is accepted ------------------------------------------------------------------------
+
+    @property
+    def basis(self) -> Basis | None:
+        """The subspace of the open round."""
+        return self._basis
+
+    @property
+    def dims(self) -> int:
+        """In how many dimensions clients draw noise in the open round."""
+        weights = sum(value.numel() for value in self.weights.values())
+        if self._basis is None or self.strategy.subspace is not None or self.strategy.method.project == "after":
+            return weights + 1
+        return sum(value.numel() for value in self._basis.like.values()) + 1
+
+    @property
+    def honest_step(self) -> float:
+        """The longest step that any honest client can release."""
+        return max(member.reach.step(self.dims) for member in self.members.values())

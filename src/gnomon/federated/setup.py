@@ -1,0 +1,261 @@
+"""From a config to a server and its clients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.optim import SGD
+
+from gnomon import accounting
+from gnomon.accounting import Account, FullBatch, Poisson
+from gnomon.data import Records, Source, load
+from gnomon.data.sampling import shuffle
+from gnomon.federated.aggregates import Aggregate, Mean, QFair
+from gnomon.federated.client import Client
+from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
+from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.reach import Reach
+from gnomon.federated.server import Member, Server, chosen
+from gnomon.federated.settings import local_config, partition
+from gnomon.federated.strategies import Strategy
+from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
+from gnomon.federated_config import FederateConfig
+from gnomon.losses import LOSSES
+from gnomon.release import SecureNoise, SeededNoise
+from gnomon.runs import build_method, build_model, records
+from gnomon.subspaces import PublicEigenspace
+from gnomon.training import Trainer
+from gnomon.validate import SettingError, positive, sample_rate, whole
+
+LOCAL = {"fedpdp": "pdp", "fedpcdp": "pcdp"}
+"""The local method, where it is not DP-SGD."""
+
+PUBLIC = ("pfa", "fedpdp", "fedpcdp")
+"""Methods that need public records."""
+
+
+@dataclass
+class Federation:
+    """A server, its clients in this process, and what measures them."""
+
+    server: Server
+    clients: dict[str, Client]
+    source: Source
+    heldout: dict[str, Records]
+    """Each client's records that nobody trains on."""
+    public: int = 0
+    """How many records are public."""
+
+
+def build_strategy(config: FederateConfig, public: Records) -> Strategy:
+    """The strategy that a config stands for.
+
+    >>> build_strategy(FederateConfig(method="fedprox", mu=0.5), load("digits").train[:0]).pieces
+    (Prox(mu=0.5),)
+    """
+    name = config.method
+    method = build_method(local_config(config, LOCAL.get(name, "dp-sgd")), public)
+    losses = Losses(config.loss_noise)
+    pieces: dict[str, tuple[Piece, ...]] = {
+        "fedprox": (Prox(config.mu),),
+        "scaffold": (Controls(),),
+        "moon": (Moon(config.contrast, config.temperature),),
+        "fedlrs": (Blur(config.mu, config.update_limit),),
+        "fedfair": (FairPace(config.fair, config.fair_most), losses),
+        "fedfdp": (FairClip(config.fair, config.fair_most), losses),
+        "q-ffl": (losses,),
+    }
+    upload: Upload = Whole()
+    if name in PUBLIC:
+        upload = Coordinates()
+    elif name == "fedlrs":
+        upload = Largest(config.keep)
+    aggregate: Aggregate = Mean(config.server_lr)
+    if config.unit == "client":
+        aggregate = private_mean(config)
+    elif name == "q-ffl":
+        aggregate = QFair(config.q, 1 / positive("lr", config.lr))
+    space = None
+    if name == "pfa":
+        rank = 100 if config.rank is None else config.rank
+        space = PublicEigenspace(public, rank, config.scope == "per-tensor", batch=config.public_batch)
+    return Strategy(name, method, upload, aggregate, pieces.get(name, ()), space)
+
+
+def private_mean(config: FederateConfig) -> PrivateMean:
+    """The noisy mean that protects whole clients. Everybody may be asked in every round, so nothing is amplified.
+
+    >>> private_mean(FederateConfig(unit="client", noise_multiplier=5.0)).account.sampler.name
+    'full batch'
+    """
+    sigma = config.noise_multiplier
+    if sigma is None:
+        target = 1.0 if config.target_epsilon is None else config.target_epsilon
+        sigma = accounting.noise_multiplier(
+            target_epsilon=target, delta=config.target_delta, sampler=FullBatch(), steps=config.rounds
+        )
+    asked = max(1, round(config.participation * config.clients))
+    seed = config.insecure_noise_seed
+    noise = SecureNoise() if seed is None else SeededNoise(1009 * seed)
+    return PrivateMean(config.client_clip, Account(FullBatch(), sigma, "zero-out"), asked, config.server_lr, noise)
+
+
+def names(config: FederateConfig) -> list[str]:
+    """The clients' names, which never change.
+
+    >>> names(FederateConfig(clients=3))
+    ['client-0', 'client-1', 'client-2']
+    """
+    width = len(str(whole("clients", config.clients) - 1))
+    return [f"client-{number:0{width}}" for number in range(config.clients)]
+
+
+def participations(config: FederateConfig, clients: Iterable[str]) -> dict[str, int]:
+    """In how many rounds each client is asked; a public coin decides, so it is known beforehand.
+
+    >>> participations(FederateConfig(rounds=10, participation=0.5), ["a", "b"])
+    {'a': 6, 'b': 4}
+    """
+    counts = dict.fromkeys(clients, 0)
+    for number in range(1, whole("rounds", config.rounds) + 1):
+        for name in chosen(list(counts), sample_rate("participation", config.participation), config.split_seed, number):
+            counts[name] += 1
+    return counts
+
+
+@functools.cache
+def _noise(target: float, delta: float, rate: float, steps: int, accountant: Any) -> float:
+    return accounting.noise_multiplier(
+        target_epsilon=target, delta=delta, sample_rate=rate, steps=steps, accountant=accountant
+    )
+
+
+def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -> Member:
+    """What the server knows of a client with `size` declared records that is asked in so many rounds.
+
+    >>> config = FederateConfig(noise_multiplier=2.0, method="fedavg")
+    >>> member(config, build_strategy(config, load("digits").train[:0]), 640, 10).account.sampler
+    Poisson(sample_rate=0.1)
+    """
+    batch = min(whole("batch-size", config.batch_size), size)
+    rate = batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate)
+    steps = whole("steps-per-round", config.steps_per_round)
+    sigma = 0.0 if config.unit == "client" else config.noise_multiplier
+    if sigma is None:
+        target = 1.0 if config.target_epsilon is None else config.target_epsilon
+        sigma = _noise(target, config.target_delta, rate, max(1, rounds) * steps, config.accountant)
+    reach = Reach(
+        strategy.bound(config.max_grad_norm),
+        sigma,
+        rate * size,
+        steps,
+        config.lr,
+        config.momentum,
+        strategy.stretch,
+    )
+    account = Account(Poisson(rate), sigma, config.adjacency, config.accountant)  # type: ignore[arg-type]
+    return Member(float(size) if config.client_weights == "size" else 1.0, account, reach)
+
+
+def build_server(config: FederateConfig, source: Source, public: Records, sizes: Mapping[str, int]) -> Server:
+    """The server of a config, for clients with these declared sizes.
+
+    >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
+    >>> source = load("digits")
+    >>> build_server(config, source, source.train[:0], {"a": 100, "b": 200}).chosen(1)
+    ['a', 'b']
+    """
+    strategy = build_strategy(config, public)
+    model = build_model(local_config(config, "dp-sgd"), source, public)
+    counts = participations(config, sizes)
+    return Server(
+        model,
+        LOSSES[config.loss],
+        strategy,
+        {name: member(config, strategy, size, counts[name]) for name, size in sizes.items()},
+        rounds=config.rounds,
+        share=config.participation,
+        seed=config.split_seed,
+    )
+
+
+def build_client(
+    config: FederateConfig, name: str, data: Any, about: Member, strategy: Strategy, source: Source, **more: Any
+) -> Client:
+    """A client with a Trainer of its own. `more` goes to the Client; `trainer={"ledger": ...}` goes to the Trainer.
+
+    >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
+    >>> source = load("digits")
+    >>> server = build_server(config, source, source.train[:0], {"a": 1437})
+    >>> client = build_client(config, "a", source.train, server.members["a"], server.strategy, source)
+    >>> client.trainer.plan.steps
+    50
+    """
+    model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
+    rounds = more.pop("rounds", config.rounds)
+    seed = config.insecure_noise_seed
+    number = names(config).index(name) if name in names(config) else 0
+    trainer = Trainer(
+        model,
+        LOSSES[config.loss],
+        SGD(model.parameters(), positive("lr", config.lr), momentum=config.momentum),
+        method=strategy.method,
+        max_grad_norm=about.reach.max_grad_norm,
+        sampler=about.account.sampler,
+        expected_batch_size=about.reach.expected_batch_size,
+        noise_multiplier=about.account.noise_multiplier,
+        target_delta=config.target_delta,
+        steps=max(1, rounds) * about.reach.steps,
+        accountant=config.accountant,  # type: ignore[arg-type]
+        adjacency=config.adjacency,
+        max_physical_batch_size=config.max_physical_batch_size,
+        noise=SecureNoise() if seed is None else SeededNoise(1009 * seed + number + 1),
+        progress=False,
+        **more.pop("trainer", {}),
+    )
+    steps, bound = about.reach.steps, config.max_grad_norm
+    return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, **more)
+
+
+def build(config: FederateConfig, extra_rounds: int = 0) -> Federation:
+    """A whole federation in one process, on parts of one data set.
+
+    `extra_rounds` makes room in the clients' plans for rounds that a killed run has paid for and lost.
+
+    >>> federation = build(FederateConfig(method="fedavg", noise_multiplier=1.0, clients=3))
+    >>> [len(client.data) for client in federation.clients.values()]
+    [479, 479, 479]
+    """
+    source = load(config.data, config.data_dir)
+    name = "pcdp" if config.method in PUBLIC else "dp-sgd"
+    split = records(local_config(config, name), source)
+    parts = partition(config, split.private).split(split.private.targets, config.clients, config.split_seed)
+    train, heldout = {}, {}
+    for client, part in zip(names(config), parts, strict=True):
+        kept = _kept_back(config, part)
+        heldout[client], train[client] = split.private[part[kept]], split.private[part[~kept]]
+    server = build_server(config, source, split.public, {name: len(data) for name, data in train.items()})
+    counts = participations(config, train)
+    slack = extra_rounds if config.target_epsilon is None and config.noise_multiplier is not None else 0
+    clients = {
+        name: build_client(
+            config, name, data, server.members[name], server.strategy, source, rounds=counts[name] + slack
+        )
+        for name, data in train.items()
+    }
+    return Federation(server, clients, source, heldout if config.holdout else {}, len(split.public))
+
+
+def _kept_back(config: FederateConfig, part: torch.Tensor) -> torch.Tensor:
+    if not 0 <= config.holdout < 1:
+        raise SettingError("holdout", config.holdout, "a share, 0 or above and below 1")
+    count = round(config.holdout * len(part))
+    if count >= len(part) or (config.holdout and not count):
+        raise SettingError("holdout", config.holdout, f"a share that leaves a client with {len(part)} records some")
+    kept = torch.zeros(len(part), dtype=torch.bool)
+    kept[shuffle(len(part), SeededNoise(config.split_seed))[:count]] = True
+    return kept

@@ -1,0 +1,152 @@
+"""Rounds, one after the other: with clients in this process, or with whatever else delivers parcels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gnomon.data import Records
+from gnomon.federated.client import Client
+from gnomon.federated.parcel import Parcel
+from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.refused import Refused
+from gnomon.federated.server import Ended, Server
+from gnomon.training import BudgetExhausted, evaluate
+from gnomon.training.watch import Record, averaged
+
+
+class RoundFailed(RuntimeError):
+    """No client gave an answer that counts.
+
+    >>> raise RoundFailed("round 3")
+    Traceback (most recent call last):
+    gnomon.federated.simulate.RoundFailed: round 3
+    """
+
+
+Answer = tuple[str, Parcel | Refused]
+Exchange = Callable[[Mapping[str, Parcel]], Iterable[Answer]]
+"""Delivers a round's parcels and gives back what came: an upload, or why there is none."""
+
+
+class InProcess:
+    """Clients in this process, one after the other. A client that fails is counted out; its error stays here.
+
+    >>> list(InProcess({})({}))
+    []
+    """
+
+    def __init__(self, clients: Mapping[str, Client]) -> None:
+        self.clients = clients
+        self.error: Exception | None = None
+        """The last round's last error, for whoever runs the study."""
+
+    def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
+        self.error = None
+        for name, parcel in parcels.items():
+            yield name, self._answer(name, parcel)
+
+    def _answer(self, name: str, parcel: Parcel) -> Parcel | Refused:
+        try:
+            return self.clients[name].train(parcel)
+        except Exception as error:
+            self.error = error
+            return reason_of(error)
+
+    def unprotected(self, names: Sequence[str]) -> Record:
+        """The clients' own diagnostics of the last round, averaged."""
+        return averaged([averaged(self.clients[name].unprotected) for name in names])
+
+
+def reason_of(error: Exception) -> Refused:
+    """A constant reason for an error: what its text says never leaves the client.
+
+    >>> str(reason_of(KeyError("record of Mr Smith")))
+    'the client could not do the round'
+    """
+    if isinstance(error, Refused):
+        return Refused(error.reason)
+    return Refused("budget" if isinstance(error, BudgetExhausted) else "error")
+
+
+def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[str]], None]) -> Ended:
+    """One round. If nobody's answer counts, the model stays and an error says why."""
+    parcels = server.begin()
+    on_begin(server.round, sorted(parcels))
+    for name, answer in exchange(parcels):
+        if isinstance(answer, Parcel):
+            server.accept(name, answer)
+        else:
+            server.refuse(name, answer.reason)
+    ended = server.end()
+    if not ended.accepted:
+        reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
+        error = getattr(exchange, "error", None)
+        last = f". The last error was: {error}" if error is not None else ""
+        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}") from error
+    return ended
+
+
+def rounds(
+    server: Server,
+    exchange: Exchange,
+    *,
+    validation: Any = None,
+    heldout: Mapping[str, Records] | None = None,
+    delta: float = 1e-5,
+    on_begin: Callable[[int, list[str]], None] = lambda number, names: None,
+) -> Iterator[Record]:
+    """The remaining rounds, one line of metrics after each."""
+    started = time.monotonic()
+    while server.round < server.rounds:
+        ended = run_round(server, exchange, on_begin)
+        record: Record = {
+            "round": ended.round,
+            "accepted": len(ended.accepted),
+            "refused": len(ended.refused),
+            "epsilon": largest_estimate(server, delta),
+            "bytes/down": ended.bytes_down,
+            "bytes/up": ended.bytes_up,
+            "seconds": time.monotonic() - started,
+        }
+        if isinstance(exchange, InProcess):
+            record |= exchange.unprotected(ended.accepted)
+        if validation is not None:
+            scores = evaluate(server.model, server.loss, validation)
+            record |= {f"validation/{key}": value for key, value in scores.items()}
+        if heldout:
+            record |= fairness(server, heldout)
+        yield record
+
+
+def fairness(server: Server, heldout: Mapping[str, Records]) -> Record:
+    """How unlike the clients' losses of the global model are, on records that nobody trained on.
+
+    `validation/unfairness` is the weighted variance of the losses: lower is fairer. Each client weighs its number of
+    held-out records.
+    """
+    scores = {name: evaluate(server.model, server.loss, data) for name, data in heldout.items()}
+    whole = sum(map(len, heldout.values()))
+    share = {name: len(data) / whole for name, data in heldout.items()}
+    mean = sum(share[name] * scores[name]["loss"] for name in scores)
+    found: Record = {
+        "validation/unfairness": sum(share[name] * (scores[name]["loss"] - mean) ** 2 for name in scores),
+        "validation/worst loss": max(score["loss"] for score in scores.values()),
+    }
+    if all("accuracy" in score for score in scores.values()):
+        found["validation/worst accuracy"] = min(score["accuracy"] for score in scores.values())
+    return found
+
+
+def largest_estimate(server: Server, delta: float) -> float:
+    """An upper bound on the largest epsilon of any client, quickly."""
+    if isinstance(server.strategy.aggregate, PrivateMean):
+        return server.strategy.aggregate.account.estimate(delta)
+    known: dict[tuple[str, float, int], float] = {}
+    for member in server.members.values():
+        account = member.account
+        key = account.sampler.name, account.noise_multiplier, account.steps
+        if key not in known:
+            known[key] = account.estimate(delta)
+    return max(known.values())

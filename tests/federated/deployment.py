@@ -1,0 +1,168 @@
+"""Starts and stops a real federation on this machine: SuperLink, SuperNodes, TLS, keys. For tests."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+APP = Path(__file__).parents[2] / "deploy" / "flower"
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+
+
+def certificates(place: Path) -> None:
+    """ca.crt, and server.pem with server.key for 127.0.0.1."""
+    now = datetime.datetime.now(datetime.UTC)
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "server")}
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+    for name, key in keys.items():
+        subject = issuer if name == "ca" else x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        names = x509.SubjectAlternativeName(
+            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        )
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(keys["ca"].public_key())
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(authority, critical=False)
+            .sign(keys["ca"], hashes.SHA256())
+        )
+        (place / f"{name}.crt").write_bytes(built.public_bytes(serialization.Encoding.PEM))
+        (place / f"{name}.key").write_bytes(_pem(key))
+
+
+def node_key(place: Path, name: str) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
+    (place / f"{name}.node").write_bytes(private)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (place / f"{name}.node.pub").write_bytes(public + b"\n")
+
+
+class Deployment:
+    """Processes that were started here, and are ended here by their ids."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.port = place, free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        source = str(Path(__file__).parents[2] / "src")
+        self.environment = os.environ | {
+            "FLWR_HOME": str(place / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+        certificates(place)
+        (place / "flwr").mkdir()
+        (place / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{place / "ca.crt"}"\n'
+        )
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.place / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                stdout=log, stderr=log, env=self.environment, cwd=self.place, start_new_session=True,
+            )  # fmt: skip
+        self.processes[name] = process
+        return process
+
+    def superlink(self) -> None:
+        keys = {"certfile": "server.crt", "keyfile": "server.key", "ca-certfile": "ca.crt"}
+        tls = [part for flag, file in keys.items() for part in (f"--ssl-{flag}", str(self.place / file))]
+        self.start(
+            "superlink", "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1",
+            "--port", str(self.port), "--database", str(self.place / "superlink.sqlite"),
+        )  # fmt: skip
+        self.wait_for(lambda: self.flwr("ls", "test", check=False).returncode == 0, 60, "SuperLink")
+
+    def supernode(self, name: str, config: dict[str, str], register: bool = True) -> None:
+        node_key(self.place, name)
+        if register:
+            self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
+        settings = " ".join(f'{key}="{value}"' for key, value in config.items())
+        self.start(
+            name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
+            str(self.place / "ca.crt"), "--auth-supernode-private-key", str(self.place / f"{name}.node"),
+            "--node-config", settings, "--port", str(free_port()),
+        )  # fmt: skip
+
+    def flwr(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            capture_output=True, text=True, env=self.environment, cwd=self.place, timeout=120, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def run(self, **settings: str | float) -> None:
+        given = " ".join(
+            f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in settings.items()
+        )
+        self.flwr("run", str(APP), "test", "--run-config", given)
+
+    def status(self) -> str:
+        found = json.loads(self.flwr("ls", "test", "--format", "json").stdout)
+        return str(found["runs"][0]["status"])
+
+    def wait_for(self, ready, seconds: float, what: str) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if ready():
+                return
+            time.sleep(1)
+        raise AssertionError(f"{what} was not ready after {seconds:.0f} s\n{self.logs()}")
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.place.glob("*.log")
+        )
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        process = self.processes.pop(name)
+        os.killpg(process.pid, how)  # a group of its own: the process and what it started
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+    def stop_all(self) -> None:
+        for name in list(self.processes)[::-1]:
+            self.stop(name)

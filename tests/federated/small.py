@@ -1,0 +1,69 @@
+"""A federation that is small enough to check by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnomon import Trainer
+from gnomon.accounting import Account, Poisson
+from gnomon.federated import Client, Member, Reach, Server, Strategy
+from gnomon.federated.simulate import InProcess, run_round
+from gnomon.release import SeededNoise
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+PUBLIC = (
+    torch.randn(12, 4, generator=torch.Generator().manual_seed(99)),
+    torch.arange(12) % 3,
+)
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def data(seed: int, n: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+
+
+def federation(
+    strategy: Strategy,
+    clients: int = 3,
+    *,
+    rounds: int = 4,
+    steps: int = 2,
+    sigma: float = 1.0,
+    rate: float = 0.5,
+    bound: float = 0.5,
+    lr: float = 0.5,
+    **settings: Any,
+) -> tuple[Server, dict[str, Client]]:
+    members, made = {}, {}
+    for number in range(clients):
+        name = f"c{number}"
+        joint = strategy.bound(bound)
+        reach = Reach(joint, sigma, 30 * rate, steps, lr, stretch=strategy.stretch)
+        members[name] = Member(1.0, Account(Poisson(rate), sigma), reach)
+        own = model()
+        trainer = Trainer(
+            own, LOSS, torch.optim.SGD(own.parameters(), lr=lr), method=strategy.method, max_grad_norm=joint,
+            sample_rate=rate, expected_batch_size=30 * rate, noise_multiplier=sigma, target_delta=1e-3,
+            steps=rounds * steps, noise=SeededNoise(number), progress=False,
+        )  # fmt: skip
+        made[name] = Client(name, trainer, data(number), strategy, steps=steps, max_grad_norm=bound)
+    return Server(model(), LOSS, strategy, members, rounds=rounds, **settings), made
+
+
+def run(server: Server, clients: dict[str, Client], rounds: int | None = None) -> list[Any]:
+    count = server.rounds - server.round if rounds is None else rounds
+    return [run_round(server, InProcess(clients), lambda number, names: None) for _ in range(count)]
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in weights.values()])

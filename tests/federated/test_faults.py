@@ -1,0 +1,192 @@
+"""Whatever a client sends, the round goes on, and the model moves no further than honest clients could move it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gnomon.federated import Parcel, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
+from gnomon.federated.refused import REASONS
+from gnomon.federated.simulate import RoundFailed
+from tests.federated.small import PUBLIC, federation, flat, run
+
+
+def answers(strategy, rounds: int = 1):
+    """A round that has begun, and everybody's honest answer."""
+    server, clients = federation(strategy, rounds=3)
+    run(server, clients, rounds - 1)
+    parcels = server.begin()
+    return server, {name: clients[name].train(parcel) for name, parcel in parcels.items()}
+
+
+def spoil(parcel: Parcel, how) -> Parcel:
+    return Parcel(
+        parcel.round,
+        {"change": {name: how(value.clone()) for name, value in parcel.arrays["change"].items()}}
+        | {group: arrays for group, arrays in parcel.arrays.items() if group != "change"},
+        dict(parcel.numbers),
+    )
+
+
+def first_entry(value: torch.Tensor, number: float) -> torch.Tensor:
+    value.view(-1)[0] = number
+    return value
+
+
+SPOILED = {
+    "nan": (lambda p: spoil(p, lambda v: first_entry(v, math.nan)), "finite"),
+    "infinity": (lambda p: spoil(p, lambda v: first_entry(v, math.inf)), "finite"),
+    "huge": (lambda p: spoil(p, lambda v: v * 1e6), "norm"),
+    "overflowing": (lambda p: spoil(p, lambda v: torch.full_like(v, 3e38)), "norm"),
+    "another shape": (lambda p: spoil(p, lambda v: v.reshape(-1)[:1]), "shape"),
+    "another format": (lambda p: spoil(p, lambda v: v.to(torch.bfloat16)), "dtype"),
+    "whole numbers": (lambda p: spoil(p, lambda v: v.to(torch.int32)), "dtype"),
+    "too many bytes": (lambda p: spoil(p, lambda v: v.repeat(1000, *[1] * v.dim())), "bytes"),
+    "a wider format": (lambda p: spoil(p, lambda v: v.double()), "bytes"),
+    "nothing": (lambda p: Parcel(p.round, {}, dict(p.numbers)), "contents"),
+    "other names": (lambda p: Parcel(p.round, {"change": {"x": torch.zeros(1)}}, dict(p.numbers)), "contents"),
+    "other numbers": (lambda p: Parcel(p.round, p.arrays, {"ticket": p.numbers["ticket"], "weight": 9e9}), "bytes"),
+    "another ticket": (lambda p: Parcel(p.round, p.arrays, {"ticket": 1.0}), "round"),
+    "an old round": (lambda p: Parcel(p.round - 1, p.arrays, dict(p.numbers)), "round"),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILED)
+@pytest.mark.parametrize("make", [fedavg, lambda: fedpcdp(PUBLIC, 5)], ids=["fedavg", "fedpcdp"])
+def test_a_spoiled_answer_is_refused_by_name_and_the_others_count(make, fault):
+    how, reason = SPOILED[fault]
+    server, sent = answers(make())
+    before = flat(server.weights)
+    for name, parcel in sent.items():
+        server.accept(name, how(parcel) if name == "c1" else parcel)
+    ended = server.end()
+    assert ended.accepted == ["c0", "c2"]
+    assert ended.refused["c1"].startswith(REASONS[reason])
+    honest, others = answers(make())
+    for name in ("c0", "c2"):
+        honest.accept(name, others[name])
+    honest.end()
+    torch.testing.assert_close(flat(server.weights), flat(honest.weights))
+    assert not torch.equal(flat(server.weights), before)
+
+
+def test_an_answer_from_an_earlier_round_is_refused_when_it_is_sent_again():
+    server, clients = federation(fedavg(), rounds=2)
+    old = {name: clients[name].train(parcel) for name, parcel in server.begin().items()}
+    for name, parcel in old.items():
+        server.accept(name, parcel)
+    server.end()
+    server.begin()
+    server.accept("c0", old["c0"])
+    server.accept("c0", Parcel(2, old["c0"].arrays, dict(old["c0"].numbers)))  # dressed up as the new round's
+    assert server.end().refused["c0"].startswith(REASONS["round"])
+
+
+def test_a_second_answer_a_stranger_s_and_a_missing_one():
+    server, sent = answers(fedavg())
+    server.accept("c0", sent["c0"])
+    server.accept("c0", sent["c0"])
+    server.accept("mallory", sent["c1"])
+    ended = server.end()
+    assert ended.accepted == ["c0"]
+    assert set(ended.refused) == {"c0, again", "mallory", "c1", "c2"}
+    assert ended.refused["c2"] == REASONS["absent"]
+
+
+def test_the_longest_accepted_change_moves_the_model_by_at_most_an_honest_client_s_share():
+    server, sent = answers(fedavg())
+    most = server.members["c1"].reach.change(server.dims)
+    change = sent["c1"].arrays["change"]
+    size = sum(v.numel() for v in change.values())
+    pushed = {name: torch.full_like(v, 0.999 * most / size**0.5) for name, v in change.items()}
+    before = flat(server.weights)
+    server.accept("c1", Parcel(1, {"change": pushed}, sent["c1"].numbers))
+    for name in ("c0", "c2"):
+        server.accept(name, sent[name])
+    ended = server.end()
+    assert ended.accepted == ["c0", "c1", "c2"]
+    honest = sum(float(flat(sent[name].arrays["change"]).norm()) for name in ("c0", "c2"))
+    assert float((flat(server.weights) - before).norm()) <= (most + honest) / 3 * 1.001
+
+
+@pytest.mark.parametrize("make", [fedavg, fedlrs, scaffold, fedfdp, lambda: fedpcdp(PUBLIC, 5)])
+def test_no_honest_answer_is_refused(make):
+    """Noise included: fifteen rounds of three clients, with noise that is large against the bound."""
+    server, clients = federation(make(), rounds=15, sigma=4.0, steps=1)
+    assert all(len(ended.accepted) == 3 for ended in run(server, clients))
+
+
+def test_control_variates_cannot_be_pushed_up_round_after_round():
+    server, clients = federation(scaffold(), rounds=12, steps=1)
+    for _ in range(12):
+        for name, parcel in server.begin().items():
+            reply = clients[name].train(parcel)
+            if name == "c1":
+                size = sum(v.numel() for v in reply.arrays["control"].values())
+                push = 1.99 * server.honest_step / size**0.5
+                reply.arrays["control"] = {n: torch.full_like(v, push) for n, v in reply.arrays["control"].items()}
+            server.accept(name, reply)
+        assert "c1" in server.end().accepted
+        assert float(flat(server.memory.arrays["control"]).norm()) <= server.honest_step * 1.001
+
+
+@pytest.mark.parametrize("positions", [[0, 0, 1], [2, 1, 0], [-1, 0, 1], [0, 1, 10**6]])
+def test_sparse_positions_must_rise_and_lie_inside(positions):
+    server, sent = answers(fedlrs())
+    where = sent["c1"].arrays["change"]["positions"]
+    where[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
+    if positions[-1] == 10**6:
+        where.copy_(torch.arange(len(where), dtype=torch.int32) + 10**6)
+    server.accept("c1", sent["c1"])
+    assert server.end().refused["c1"].startswith(REASONS["positions"])
+
+
+def test_a_noisy_loss_that_is_out_of_all_proportion_is_cut():
+    server, sent = answers(fedfdp())
+    sent["c1"].numbers["loss"] = 1e30
+    for name, parcel in sent.items():
+        server.accept(name, parcel)
+    server.end()
+    assert server.memory.numbers["loss"] <= 10.0
+
+
+def test_a_client_that_breaks_is_named_and_what_it_said_stays_with_it():
+    server, clients = federation(fedavg(), rounds=1)
+
+    def broken(parcel):
+        raise KeyError("record of Mr Smith")
+
+    clients["c2"].train = broken
+    ended = run(server, clients)[0]
+    assert ended.accepted == ["c0", "c1"]
+    assert ended.refused == {"c2": REASONS["error"]}
+
+
+def test_a_round_without_any_answer_says_why_and_leaves_the_model_alone():
+    server, clients = federation(fedavg(), rounds=1)
+    before = flat(server.weights)
+    for client in clients.values():
+        client.train = lambda parcel: (_ for _ in ()).throw(MemoryError())
+    with pytest.raises(RoundFailed, match="nobody") as raised:
+        run(server, clients)
+    assert isinstance(raised.value.__cause__, MemoryError)
+    assert torch.equal(flat(server.weights), before)
+
+
+def test_a_client_refuses_weights_that_do_not_fit_without_spending():
+    server, clients = federation(fedavg(), rounds=1)
+    client = clients["c0"]
+    good = server.begin()["c0"]
+    for spoilt, match in [
+        ({"x": torch.zeros(1)}, "other arrays"),
+        ({name: value[:1] for name, value in good.arrays["weights"].items()}, "shape"),
+        ({name: value * math.nan for name, value in good.arrays["weights"].items()}, "finite"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            client.train(Parcel(1, {"weights": spoilt}, good.numbers))
+    assert client.trainer.account.steps == 0
+    client.train(good)
+    with pytest.raises(ValueError, match="another round"):
+        client.train(good)

@@ -1,0 +1,267 @@
+"""What crosses the border to Flower, and what a site does with its folder; no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from gnomon.data import Records, load
+from gnomon.federated import Parcel, Refused, flower
+from gnomon.federated.refused import REASONS
+from gnomon.federated.setup import build_server
+from gnomon.federated.sites import Site, SiteFolder, answer, read_federation
+from gnomon.federated_config import FederateConfig
+from gnomon.validate import SettingError
+
+CONFIG = FederateConfig(method="fedpcdp", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2)
+SITES = {"north": Site(300), "south": Site(300)}
+
+
+def store(path, records: Records, test: Records) -> str:
+    np.savez(path, classes=10, x_train=records.inputs, y_train=records.targets, x_test=test.inputs, y_test=test.targets)
+    return f"npz:{path}"
+
+
+@pytest.fixture
+def federation(tmp_path):
+    source = load("digits")
+    data = {
+        name: store(tmp_path / f"{name}.npz", source.train[100 + 300 * i : 400 + 300 * i], source.test)
+        for i, name in enumerate(SITES)
+    }
+    return build_server(CONFIG, source, source.train[:60], dict.fromkeys(SITES, 300)), data
+
+
+def test_a_parcel_survives_the_journey_bit_for_bit():
+    parcel = Parcel(7, {"change": {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5])}, "x": {"i": torch.arange(3)}},
+                    {"ticket": float(2**47 + 1), "loss": 0.1})  # fmt: skip
+    back = flower.to_parcel(flower.to_records(parcel))
+    assert (back.round, back.numbers, back.bytes) == (7, parcel.numbers, parcel.bytes)
+    for group, arrays in parcel.arrays.items():
+        for name, value in arrays.items():
+            assert torch.equal(back.arrays[group][name], value)
+            assert back.arrays[group][name].dtype == value.dtype
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        (RecordDict(), "contents"),
+        (RecordDict({"numbers": ConfigRecord({"loss": 1.0})}), "contents"),
+        (RecordDict({"numbers": ConfigRecord({"round": "one"})}), "contents"),
+        (RecordDict({"numbers": ConfigRecord({"round": math.nan})}), "contents"),
+        (
+            RecordDict(
+                {
+                    "numbers": ConfigRecord({"round": 1}),
+                    "arrays.change": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"not an array")}),
+                }
+            ),
+            "contents",
+        ),
+    ],
+)
+def test_what_is_no_parcel_is_refused(records, reason):
+    with pytest.raises(Refused) as raised:
+        flower.to_parcel(records)
+    assert raised.value.reason == reason
+
+
+def test_a_message_that_is_too_large_is_not_even_read(monkeypatch):
+    monkeypatch.setattr(flower, "MOST_BYTES", 100)
+    with pytest.raises(Refused, match="bytes"):
+        flower.to_parcel(flower.to_records(Parcel(1, {"change": {"w": torch.zeros(1000)}})))
+
+
+# -- a site's folder -------------------------------------------------------------------------------
+
+
+def test_a_site_goes_on_where_its_last_process_stopped_and_pays_before_it_draws(federation, tmp_path):
+    server, data = federation
+    state = {name: tmp_path / f"{name}-state" for name in SITES}
+    for expected in (2, 4):
+        for name, parcel in server.begin().items():
+            server.accept(name, answer(CONFIG, SITES, name, data[name], state[name], parcel))
+        ended = server.end()
+        assert ended.accepted == ["north", "south"], ended.refused
+        assert json.loads((state["north"] / "spent.json").read_text())["steps"] == expected
+    server.rounds = 3
+    with pytest.raises(Refused, match="budget"):
+        answer(CONFIG, SITES, "north", data["north"], state["north"], server.begin()["north"])
+
+
+def test_a_round_that_was_killed_after_it_was_paid_stays_paid(federation, tmp_path, monkeypatch):
+    from gnomon import Trainer
+
+    server, data = federation
+    parcel = server.begin()["north"]
+    plain = Trainer.step
+
+    def killed(self, *batch):
+        raise SystemExit("killed")
+
+    monkeypatch.setattr(Trainer, "step", killed)
+    with pytest.raises(SystemExit):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
+    assert SiteFolder(tmp_path / "state").path.joinpath("spent.json").exists()
+    monkeypatch.setattr(Trainer, "step", plain)
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
+    assert json.loads((tmp_path / "state" / "spent.json").read_text())["steps"] == 4
+
+
+def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_path):
+    server, data = federation
+    parcel = server.begin()["north"]
+    folder = SiteFolder(tmp_path / "state")
+    with folder.alone(), pytest.raises(Refused):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
+    other = dataclasses.replace(CONFIG, noise_multiplier=1.0)
+    with pytest.raises(SettingError, match="other settings"):
+        answer(other, SITES, "north", data["north"], tmp_path / "state", parcel)
+
+
+def test_the_app_answers_with_a_constant_reason_and_notes_the_error_at_the_site(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(flower, "Message", lambda content, reply_to: made.append(content))
+    node = {"name": "north", "data": "npz:nowhere.npz", "state": str(tmp_path / "state"), "federation": "nowhere.yaml"}
+    message = SimpleNamespace(content=flower.to_records(Parcel(1)))
+    flower._train(message, SimpleNamespace(node_config=node))
+    assert dict(made[0].config_records["refused"]) == {"reason": "error"}
+    assert "nowhere.yaml" not in str(made[0])
+    assert "nowhere.yaml" in (tmp_path / "state" / "errors.log").read_text()
+
+
+# -- delivery --------------------------------------------------------------------------------------
+
+
+class Reply:
+    def __init__(self, node: int, content: RecordDict | None) -> None:
+        self.metadata, self._content = SimpleNamespace(src_node_id=node), content
+
+    def has_error(self) -> bool:
+        return self._content is None
+
+    @property
+    def content(self) -> RecordDict:
+        assert self._content is not None
+        return self._content
+
+
+class Grid:
+    """Four nodes: an honest one, one that breaks, one that hangs, and one that uses the first one's name."""
+
+    def __init__(self) -> None:
+        self.names = {11: "north", 22: "south", 33: "west", 44: "north"}
+
+    def get_node_ids(self):
+        return list(self.names)
+
+    def send_and_receive(self, messages, timeout):
+        for message in messages:
+            node = message["dst_node_id"]
+            if message["message_type"] == "query":
+                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.names[node]})}))
+            elif node == 11:
+                yield Reply(node, message["content"])
+            elif node == 22:
+                yield Reply(node, None)
+
+
+def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_be_taken(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    sites = {name: Site(10) for name in ("north", "south", "west")}
+    exchange = flower.OverFlower(Grid(), sites, deadline=5.0)
+    answers = dict(exchange({name: Parcel(1, {}, {"ticket": 5.0}) for name in sites}))
+    assert answers["north"].numbers == {"ticket": 5.0}
+    assert str(answers["south"]) == REASONS["error"]
+    assert "west" not in answers
+    assert exchange._nodes == {"north": 11, "south": 22, "west": 33}
+    pinned = flower.OverFlower(Grid(), {"north": Site(10, node=44)}, deadline=5.0)
+    list(pinned({"north": Parcel(1)}))
+    assert pinned._nodes == {"north": 44}
+
+
+# -- the agreed file -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("method: fedavg", "sites"),
+        ("sites: []", "sites"),
+        ("sites: {north: -3}", r"sites\.north"),
+        ("sites: {north: {records: 3, colour: red}}", r"sites\.north"),
+        ("sites: {north: 3}\nnoise-multiplyer: 3", "noise-multiplier"),
+    ],
+)
+def test_a_wrong_federation_file_is_named(text, named, tmp_path):
+    path = tmp_path / "federation.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=named):
+        read_federation(path)
+
+
+def test_the_example_that_ships_can_be_read():
+    from pathlib import Path
+
+    config, sites = read_federation(Path(__file__).parents[2] / "deploy" / "federation.yaml")
+    assert config.clients == len(sites) == 3
+
+
+def test_no_telemetry():
+    import os
+
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+class Loopback:
+    """A grid whose nodes are the sites' own code, called at once. The second round of the first run never ends."""
+
+    def __init__(self, nodes: dict[int, dict[str, str]], kill: bool) -> None:
+        self.nodes, self.kill = nodes, kill
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def send_and_receive(self, messages, timeout):
+        for message in messages:
+            node = message["dst_node_id"]
+            if message["message_type"] == "query":
+                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.nodes[node]["name"]})}))
+                continue
+            asked = SimpleNamespace(content=message["content"])
+            reply = flower._train(asked, SimpleNamespace(node_config=self.nodes[node]))
+            if self.kill and flower.to_parcel(message["content"]).round == 2:
+                raise KeyboardInterrupt
+            yield Reply(node, reply["content"])
+
+
+def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    source = load("digits")
+    data = store(tmp_path / "north.npz", source.train[100:400], source.test)
+    agreed = tmp_path / "federation.yaml"
+    own = store(tmp_path / "server.npz", source.train[:60], source.test)
+    agreed.write_text(
+        f"method: fedpcdp\ndata: {own}\nrounds: 3\nsteps-per-round: 1\nnoise-multiplier: 2\nrank: 10\n"
+        "sites: {north: 300}\n"
+    )
+    node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
+    with pytest.raises(KeyboardInterrupt):
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(RuntimeError, match="budget"):  # the site paid for round 2 twice and sits out the last one
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert json.loads((tmp_path / "state" / "spent.json").read_text())["steps"] == 3
+    assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
+    assert (tmp_path / "out" / "model.safetensors").exists()

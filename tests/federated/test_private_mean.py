@@ -1,0 +1,75 @@
+"""Privacy for whole clients: clipped, noised by the server, divided by a declared number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from gnomon.accounting import Account, FullBatch, epsilon
+from gnomon.federated import Losses, PrivateMean, fedavg, fedfdp, scaffold
+from gnomon.federated.run import federate, resume
+from gnomon.federated.simulate import RoundFailed
+from gnomon.federated_config import FederateConfig
+from gnomon.release import SeededNoise
+from gnomon.validate import SettingError
+from tests.federated.small import federation, flat, run
+
+
+def mean(sigma: float, clients: float = 3, bound: float = 0.5) -> PrivateMean:
+    return PrivateMean(bound, Account(FullBatch(), sigma, "zero-out"), clients, noise=SeededNoise(0))
+
+
+def test_one_client_s_data_move_the_model_by_at_most_its_bound():
+    moved = []
+    for scale in (1.0, 1e6):
+        server, clients = federation(dataclasses.replace(fedavg(), aggregate=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
+        x, y = clients["c1"].data
+        clients["c1"].data = (x * scale, y)
+        run(server, clients)
+        moved.append(flat(server.weights))
+    assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.5 / 3 * 1.001
+    server, clients = federation(dataclasses.replace(fedavg(), aggregate=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
+    clients["c1"].train = lambda parcel: (_ for _ in ()).throw(OSError())
+    run(server, clients)
+    assert float((moved[0] - flat(server.weights)).norm()) <= 0.5 / 3 * 1.001, "a client that left counts as nothing"
+
+
+def test_noise_has_the_declared_size_and_is_added_also_when_nobody_answers():
+    start = None
+    drawn = []
+    for seed in range(40):
+        aggregate = dataclasses.replace(mean(2.0), noise=SeededNoise(seed))
+        server, clients = federation(dataclasses.replace(fedavg(), aggregate=aggregate), rounds=1)
+        start = flat(server.weights)
+        for client in clients.values():
+            client.train = lambda parcel: (_ for _ in ()).throw(OSError())
+        with pytest.raises(RoundFailed):
+            run(server, clients)
+        drawn.append(flat(server.weights) - start)
+        assert aggregate.account.steps == 1
+    assert float(torch.cat(drawn).std()) == pytest.approx(2.0 * 0.5 / 3, rel=0.1)
+
+
+def test_epsilon_is_that_of_the_rounds_without_amplification(tmp_path):
+    config = FederateConfig(
+        method="fedavg", unit="client", noise_multiplier=6.0, rounds=3, clients=4, participation=0.5, client_clip=0.3
+    )
+    found = federate(config, tmp_path / "run", progress=False).statement
+    spent = epsilon(noise_multiplier=6.0, steps=3, delta=1e-5, sampler=FullBatch(), adjacency="zero-out")
+    assert found.epsilon == pytest.approx(float(spent))
+    assert found.guarantee
+    assert found.unit == "one client with all its records"
+    assert "must be trusted" in found.text()
+    kept = json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert kept["expected_batch_size"] == 2
+    assert resume(tmp_path / "run", progress=False).statement.epsilon == found.epsilon, "the account survives"
+
+
+@pytest.mark.parametrize("strategy", [scaffold(), fedfdp()])
+def test_strategies_that_upload_more_than_a_change_are_refused(strategy):
+    with pytest.raises(SettingError, match="pieces"):
+        dataclasses.replace(strategy, aggregate=mean(1.0))
+    assert Losses().numbers == ("loss",)

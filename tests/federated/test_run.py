@@ -1,0 +1,152 @@
+"""The command, the folder that it leaves, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gnomon.cli import main
+from gnomon.federated.memory import Memory
+from gnomon.federated.run import federate, resume
+from gnomon.federated_config import METHODS, FederateConfig
+from gnomon.validate import SettingError
+
+QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
+
+
+def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys):
+    out = tmp_path / "run"
+    code = main(
+        ["federate", "--simulate", "--data", "digits", "--clients", "3", "--rounds", "2", "--method", "fedpcdp",
+         "--noise-multiplier", "3", "--holdout", "0.2", "--partition", "dirichlet:0.5", "--out", str(out), "--quiet"]
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert code == 0
+    assert "one record of one client" in said
+    names = {path.name for path in out.iterdir()}
+    assert names >= {
+        "config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png", "bytes.md",
+    }  # fmt: skip
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert rows[1]["bytes/up"] < rows[1]["bytes/down"]
+    assert rows[1]["validation/unfairness"] >= 0
+    assert 0 <= rows[1]["validation/worst accuracy"] <= 1
+    assert all(name.split("/")[0] in ("unprotected", "validation", "bytes") for name in rows[0] if "/" in name)
+    assert load_file(out / "model.safetensors")["1.weight"].shape == (10, 64)
+    assert "NOT protected" in (out / "statement.txt").read_text()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_name_on_the_command_line(method, tmp_path):
+    run = federate(FederateConfig(method=method, data="digits", **QUICK), tmp_path / "run", progress=False)
+    assert run.history[-1]["accepted"] == 3
+    assert run.federation.server.strategy.name == method
+
+
+def test_learning_shows_on_digits_with_a_target_for_every_client(tmp_path):
+    config = FederateConfig(method="fedpcdp", insecure_noise_seed=1, lr=2.0, accountant="rdp", target_epsilon=1.2)
+    run = federate(config, tmp_path / "run", progress=False)
+    assert run.statement.epsilon <= 1.2
+    assert run.history[-1]["validation/accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--partition", "nowhere"], "partition"),
+        (["--partition", "shards:x"], "partition"),
+        (["--clients", "0"], "clients"),
+        (["--rounds", "0"], "rounds"),
+        (["--holdout", "1"], "holdout"),
+        (["--participation", "0"], "share"),
+        (["--rank", "-1"], "rank"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_is_written(flags, named, tmp_path, capsys):
+    out = tmp_path / "run"
+    base = ["federate", "--simulate", "--noise-multiplier", "2", "--quiet", "--out", str(out)]
+    code = main([*base, *flags])
+    assert code == 2
+    assert named in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_pull_that_overshoots_is_named(tmp_path):
+    with pytest.raises(RuntimeError) as raised:
+        federate(FederateConfig(method="fedprox", mu=100.0, **QUICK), tmp_path / "run", progress=False)
+    assert "mu = 100" in str(raised.value.__cause__)
+
+
+def test_without_simulate_it_says_where_to_read_on(capsys):
+    assert main(["federate"]) == 2
+    assert "docs/federated.md" in capsys.readouterr().err
+
+
+def test_a_resumed_run_ends_where_an_undisturbed_one_does_and_pays_for_the_round_it_lost(tmp_path):
+    settings = QUICK | {"rounds": 4, "method": "scaffold"}
+    config = FederateConfig(**settings)
+    run = federate(config, tmp_path / "run", progress=False)
+    assert run.federation.server.round == 4
+    folder = tmp_path / "run"
+    # as if the process had been killed in the middle of a fifth round, with a line cut short
+    raised = (folder / "config.yaml").read_text().replace("rounds: 4", "rounds: 6")
+    (folder / "config.yaml").write_text(raised)
+    with (folder / "asked.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 5, "clients": ["client-0", "client-1", "client-2"]}) + "\n" + '{"round"')
+    again = resume(folder, progress=False)
+    assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5, 6]
+    assert again.statement.steps == 7, "six rounds and the lost one"
+    kept = Memory.from_bytes((folder / "state.safetensors").read_bytes())
+    assert kept.numbers["server|round"] == 6
+
+
+def test_resume_restores_weights_and_control_variates(tmp_path):
+    federate(FederateConfig(**QUICK | {"method": "scaffold"}), tmp_path / "run", progress=False)
+    before = Memory.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
+    again = resume(tmp_path / "run", progress=False)  # nothing is left to do
+    assert again.history[-1]["round"] == 2
+    assert torch.equal(
+        dict(again.federation.server.model.named_parameters())["1.bias"], before.arrays["server/weights"]["1.bias"]
+    )
+    own = again.federation.clients["client-1"].memory.arrays["control"]["1.bias"]
+    assert torch.equal(own, before.arrays["client-1/control"]["1.bias"])
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(SettingError, match="config"):
+        resume(tmp_path / "nothing")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path):
+    out = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "gnomon.cli", "federate", "--simulate", "--method", "fedavg", "--rounds", "400",
+        "--noise-multiplier", "3", "--clients", "3", "--steps-per-round", "1", "--quiet", "--out", str(out),
+    ]  # fmt: skip
+    process = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if (out / "asked.jsonl").exists() and len((out / "asked.jsonl").read_text().splitlines()) >= 3:
+                break
+            time.sleep(0.1)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    asked = len((out / "asked.jsonl").read_text().splitlines())
+    assert asked >= 3
+    ended = int(Memory.from_bytes((out / "state.safetensors").read_bytes()).numbers["server|round"])
+    (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("rounds: 400", f"rounds: {ended + 1}"))
+    again = resume(out, progress=False)
+    assert again.history[-1]["round"] == ended + 1
+    assert again.statement.steps == asked + 1

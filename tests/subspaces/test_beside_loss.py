@@ -1,0 +1,111 @@
+"""The loss is one more coordinate of the same release."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import gnomon
+from gnomon.clipping import Flat, UpdateAndLoss
+from gnomon.methods import Method, pdp
+from gnomon.release import Door, SeededNoise
+from gnomon.subspaces import Ambient, BesideLoss, Held, Moment, PublicEigenspace
+from gnomon.updates import gradients
+from gnomon.validate import SettingError
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def method(space: BesideLoss) -> Method:
+    return Method("with loss", subspace=space, clip=UpdateAndLoss(space.ratio))
+
+
+def trainer(space: BesideLoss, bound: float = 0.3, **settings) -> gnomon.Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    defaults = {
+        "sample_rate": 1.0,
+        "expected_batch_size": 20,
+        "noise_multiplier": 0.0,
+        "target_delta": 1e-3,
+        "steps": 2,
+    }
+    return gnomon.Trainer(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), method=method(space),
+        max_grad_norm=UpdateAndLoss(space.ratio).joint(bound), progress=False, **(defaults | settings),
+    )  # fmt: skip
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(20, 4, generator=generator), torch.randint(0, 3, (20,), generator=generator)
+
+
+def test_without_noise_it_is_the_mean_of_the_cut_losses_and_the_step_is_that_of_dp_sgd():
+    x, y = data()
+    space = BesideLoss(Ambient(), bound=0.3, most=1.0)
+    one = trainer(space)
+    losses = LOSS(one.model(x), y).detach()
+    assert (losses > 1).any(), "some losses are cut"
+    other = trainer(BesideLoss(Ambient(), bound=0.3))
+    other.method = gnomon.methods.dp_sgd()
+    other.max_grad_norm = 0.3
+    one.fit((x, y))
+    other.fit((x, y))
+    assert space.released[0] == pytest.approx(float(losses.clamp(0, 1).mean()), rel=1e-5)
+    torch.testing.assert_close(one.model.weight, other.model.weight)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.5])
+def test_one_record_moves_update_and_loss_by_at_most_the_joint_bound(ratio):
+    x, y = data()
+    model = nn.Linear(4, 3)
+    for left_out in range(4):
+        sums = []
+        for keep in (torch.arange(20), torch.tensor([i for i in range(20) if i != left_out])):
+            basis = BesideLoss(Ambient(), 0.3, 1.0, ratio).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+            rule = UpdateAndLoss(ratio, Flat())
+            door = Door(basis.like, rule.joint(0.3), 0.0, 1.0, SeededNoise(0))
+            door.admit(basis.coordinates(gradients(model, LOSS, x[keep] * 50, y[keep])), rule)
+            sums.append(torch.cat([value.flatten() for value in door.release().values()]))
+        assert float((sums[0] - sums[1]).norm()) <= UpdateAndLoss(ratio).joint(0.3) * (1 + 1e-4)
+
+
+def test_noise_on_the_loss_has_the_ratio_of_multipliers():
+    sigma, ratio, most, draws = 2.0, 2.5, 1.5, 2000
+    space = BesideLoss(Ambient(), bound=0.3, most=most, ratio=ratio)
+    basis = space.basis(Moment(nn.Linear(4, 3), LOSS, 0, 1, 1, SeededNoise(0)))
+    joint = UpdateAndLoss(ratio).joint(1.0)
+    noise = SeededNoise(5)
+    for _ in range(draws):
+        basis.lift(Door(basis.like, 0.3 * joint, sigma / joint, 20.0, noise).release())
+    deviation = torch.tensor(space.released).std()
+    assert float(deviation) == pytest.approx(ratio * sigma * most / 20, rel=0.1)
+
+
+def test_it_goes_with_a_public_subspace_and_is_charged_once_a_step():
+    public = (torch.randn(10, 4), torch.randint(0, 3, (10,)))
+    one = trainer(BesideLoss(PublicEigenspace(public, 3), bound=0.3), noise_multiplier=1.0, noise=SeededNoise(0))
+    one.fit(data())
+    assert one.account.steps == 2
+    assert len(one.method.subspace.released) == 2
+
+
+def test_a_method_without_the_matching_rule_is_refused():
+    with pytest.raises(SettingError, match="UpdateAndLoss"):
+        Method("wrong", subspace=BesideLoss(Ambient(), 1.0))
+    with pytest.raises(SettingError, match="UpdateAndLoss"):
+        dataclasses.replace(pdp(data()), subspace=BesideLoss(Ambient(), 1.0), clip=UpdateAndLoss())
+
+
+def test_a_trainer_notices_that_another_basis_is_held():
+    one = trainer(BesideLoss(Ambient(), bound=0.3), steps=4)
+    model = one.model
+    for number in range(4):
+        public = (torch.randn(2, 4) + number, torch.randint(0, 3, (2,)))
+        moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))
+        one.method = Method("held", subspace=Held(PublicEigenspace(public, 1).basis(moment), "round"))
+        assert one._basis_now() is one.method.subspace.held
