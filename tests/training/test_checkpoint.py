@@ -16,8 +16,11 @@ from torch import nn
 
 import gnomon
 from gnomon.accounting import Shuffled
+from gnomon.constraints import L2Ball
 from gnomon.ledger import Ledger
+from gnomon.methods import Method
 from gnomon.release import SeededNoise
+from gnomon.steps import ConstrainedDescent
 from gnomon.training import CheckpointError, read_checkpoint, restore_checkpoint, save_checkpoint
 
 DELTA = 1e-5
@@ -91,6 +94,29 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(tmp_path):
     assert (result.steps, result.stopped) == (40, "finished")
     for a, b in zip(everything(whole), everything(second), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_an_average_by_step_sizes_goes_on_where_it_was(tmp_path):
+    def held(path):
+        model = nn.Linear(4, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) ** -0.5)
+        return trainer(
+            path, block=1, model=model, optimizer=optimizer, scheduler=schedule, ema_decay=None, noise_multiplier=0.0,
+            method=Method("own", step=ConstrainedDescent(L2Ball(5.0)), average=True),
+        )  # fmt: skip
+
+    (tmp_path / "whole").mkdir()
+    whole, first = held(tmp_path / "whole"), held(tmp_path)
+    first.model.load_state_dict(whole.model.state_dict())
+    whole.fit(data())
+    take(first, 17)
+    save_checkpoint(first, tmp_path)
+    second = held(tmp_path)
+    restore_checkpoint(second, read_checkpoint(tmp_path), data())
+    second.fit(data())
+    for name, value in whole.average.state_dict().items():
+        torch.testing.assert_close(second.average.state_dict()[name], value)
 
 
 def test_reserved_steps_count_as_taken_and_the_statement_says_so(tmp_path):
