@@ -16,7 +16,7 @@ def angles(overlap: Tensor) -> Tensor:
     """Principal angles in degrees, smallest first, from the k x k' inner products of two orthonormal bases.
 
     >>> angles(torch.tensor([[1.0, 0.0], [0.0, 0.5]]))
-    tensor([ 0., 60.])
+    tensor([ 0.0000, 60.0000])
     """
     values = torch.linalg.svdvals(overlap).clamp(0, 1)
     return torch.rad2deg(torch.arccos(values))
