@@ -78,6 +78,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert str(out / "statement.txt") in said
     expected = {
         "config.yaml",
+        "environment.json",
         "metrics.jsonl",
         "model.safetensors",
         "statement.txt",
