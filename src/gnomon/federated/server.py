@@ -29,7 +29,12 @@ from gnomon.updates.untouched import untouched
 
 @dataclass
 class Member:
-    """What the server knows of a client, all of it public: its weight, its account, how far it can move."""
+    """What the server knows of a client, all of it public: its weight, its account, how far it can move.
+
+    >>> from gnomon.accounting import Poisson
+    >>> Member(1.0, Account(Poisson(0.1), 2.0), Reach(1.0, 2.0, 10, steps=5, lr=0.1)).reach.steps
+    5
+    """
 
     weight: float
     account: Account
