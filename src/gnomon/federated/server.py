@@ -65,7 +65,7 @@ def chosen(names: Sequence[str], share: float, seed: int, number: int) -> list[s
     """Who takes part in a round. Anybody can work it out beforehand.
 
     >>> chosen(["a", "b", "c"], 0.67, seed=0, number=1)
-    ['a', 'b']
+    ['a', 'c']
     """
     count = max(1, round(share * len(names)))
     order = shuffle(len(names), SeededNoise(public_seed(seed, number)))

@@ -118,7 +118,7 @@ def participations(config: FederateConfig, clients: Iterable[str]) -> dict[str, 
     """In how many rounds each client is asked; a public coin decides, so it is known beforehand.
 
     >>> participations(FederateConfig(rounds=10, participation=0.5), ["a", "b"])
-    {'a': 6, 'b': 4}
+    {'a': 7, 'b': 3}
     """
     counts = dict.fromkeys(clients, 0)
     for number in range(1, whole("rounds", config.rounds) + 1):

@@ -15,6 +15,7 @@ from gnomon.federated.parcel import total_norm
 class Proximal:
     """`mu (w - w_global)`, the gradient of FedProx's term.
 
+    >>> import torch
     >>> Proximal(0.5, {"w": torch.tensor([1.0])})({"w": torch.tensor([3.0])})
     {'w': tensor([1.])}
     """
@@ -37,6 +38,7 @@ class Proximal:
 class Beyond:
     """The gradient of `mu / 2 max(0, |w - w_global|^2 - limit^2)`, FedLRS's bounded local update regularisation.
 
+    >>> import torch
     >>> term = Beyond(0.5, {"w": torch.tensor([0.0])}, limit=2.0)
     >>> term({"w": torch.tensor([1.0])}), term({"w": torch.tensor([4.0])})
     ({'w': tensor([0.])}, {'w': tensor([2.])})
@@ -64,6 +66,7 @@ class Beyond:
 class Shift:
     """A fixed vector: SCAFFOLD's `c - c_i`.
 
+    >>> import torch
     >>> Shift({"w": torch.tensor([1.0])}, "control variate")({"w": torch.tensor([9.0])})
     {'w': tensor([1.])}
     """
