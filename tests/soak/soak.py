@@ -90,16 +90,16 @@ def worker(place: Path, out: Path, late: bool) -> None:
 
 
 def _pay_late() -> None:
-    """The planted bug: the ledger hears of a step when the next one is about to begin."""
+    """The planted bug: the ledger hears of a step when a block of others has been released after it."""
     from gnomon.ledger.spending import Spending
 
     real = Spending.charge
     waiting: list[Spending] = []
 
     def charge(self):
-        if waiting:
-            real(waiting.pop())
         waiting.append(self)
+        if len(waiting) > BLOCK:
+            real(waiting.pop(0))
 
     Spending.charge = charge
 
