@@ -201,7 +201,7 @@ def _add_federate(commands: Any) -> None:
         "--method fedfdp\n"
         "  gnomon federate --resume runs/federated-digits-...\n\n"
         "The run folder holds config.yaml, metrics.jsonl, model.safetensors, statement.txt, statement.json,\n"
-        "curve.png, bytes.md (traffic) and what --resume needs.",
+        "curve.png, bytes.md (traffic), report.html and what --resume needs.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_federate)
@@ -217,6 +217,7 @@ def _add_federate(commands: Any) -> None:
 def _federate(args: argparse.Namespace) -> int:
     from gnomon.federated.run import federate, resume
     from gnomon.federated.simulate import RoundFailed
+    from gnomon.report import report
 
     if args.resume is None and not args.simulate:
         raise SettingError("simulate", False, "--simulate, --resume FOLDER, or see docs/federated.md for a deployment")
@@ -241,6 +242,7 @@ def _federate(args: argparse.Namespace) -> int:
     for what, file in (("statement", "statement.txt"), ("picture", "curve.png"), ("traffic", "bytes.md")):
         print(f"{what:<13}  {run.folder / file}")
     print(f"model          {run.folder / 'model.safetensors'}")
+    print(f"report         {report([run.folder])}")
     return INTERRUPTED if run.stopped == "interrupted" else 0
 
 

@@ -34,6 +34,7 @@ def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys)
     names = {path.name for path in out.iterdir()}
     assert names >= {
         "config.yaml", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json", "curve.png", "bytes.md",
+        "report.html",
     }  # fmt: skip
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]

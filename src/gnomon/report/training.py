@@ -11,12 +11,12 @@ History = Sequence[dict[str, Any]]
 
 
 def training_pictures(history: History) -> list[Picture]:
-    """Accuracy, loss, budget and norms against epochs, as far as the run recorded them.
+    """Accuracy, loss, budget, norms and traffic against epochs or rounds, as far as the run recorded them.
 
     >>> [one.name for one in training_pictures([{"epoch": 1.0, "epsilon": 0.5, "validation/accuracy": 0.9}])]
     ['accuracy', 'budget']
     """
-    made = [_accuracy(history), _losses(history), _budget(history), _beyond(history)]
+    made = [_accuracy(history), _losses(history), _budget(history), _beyond(history), _traffic(history)]
     return [picture for picture in made if picture is not None]
 
 
@@ -26,8 +26,17 @@ def series(history: History, key: str, scale: float = 1.0) -> tuple[list[float],
     >>> series([{"epoch": 1, "epsilon": 0.5}, {"epoch": 2}], "epsilon")
     ([1], [0.5])
     """
-    found = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
+    found = [(row[unit(history)], scale * row[key]) for row in history if row.get(key) is not None]
     return [epoch for epoch, _ in found], [value for _, value in found]
+
+
+def unit(history: History) -> str:
+    """What a run counts: epochs, or the rounds of federated training.
+
+    >>> unit([{"round": 1}]), unit([{"epoch": 0.5}])
+    ('round', 'epoch')
+    """
+    return "round" if history and "epoch" not in history[0] and "round" in history[0] else "epoch"
 
 
 def dots(values: Sequence[float]) -> str:
@@ -42,9 +51,9 @@ def _accuracy(history: History) -> Picture | None:
     figure, (axes,) = blank()
     axes.plot(epochs, values, dots(values), color=BLUE, markersize=4)
     axes.set_ylim(0, 100)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit(history))
     axes.set_ylabel("test accuracy (%)")
-    alt = f"Test accuracy against epochs: {values[0]:.1f} % at epoch {epochs[0]:g}, {values[-1]:.1f} % at the end."
+    alt = f"Test accuracy: {values[0]:.1f} % at {unit(history)} {epochs[0]:g}, {values[-1]:.1f} % at the end."
     return Picture("accuracy", "Accuracy on the test set while training.", alt, figure)
 
 
@@ -63,11 +72,11 @@ def _losses(history: History) -> Picture | None:
     if not said:
         return None
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit(history))
     axes.set_ylabel("mean loss (nats)")
     legend(axes)
     raw = any("unprotected" in one for one in said)
-    return Picture("loss", "Loss while training.", f"Loss against epochs: {'; '.join(said)}.", figure, raw)
+    return Picture("loss", "Loss while training.", f"Loss against {unit(history)}s: {'; '.join(said)}.", figure, raw)
 
 
 def _budget(history: History) -> Picture | None:
@@ -77,9 +86,9 @@ def _budget(history: History) -> Picture | None:
     figure, (axes,) = blank()
     axes.plot(epochs, values, dots(values), color=RUST, markersize=4)
     axes.set_ylim(0, 1.1 * max(values) or 1)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit(history))
     axes.set_ylabel("epsilon spent")
-    alt = f"Privacy spent against epochs: epsilon rises from {values[0]:.3g} to {values[-1]:.3g}."
+    alt = f"Privacy spent against {unit(history)}s: epsilon rises from {values[0]:.3g} to {values[-1]:.3g}."
     return Picture("budget", "Privacy spent while training.", alt, figure)
 
 
@@ -95,12 +104,29 @@ def _beyond(history: History) -> Picture | None:
     left.plot(epochs, middle, "-", color=BLUE, label="median")
     left.plot(epochs, mean, "--", color=RUST, label="mean")
     left.set_ylim(bottom=0)
-    left.set_xlabel("epoch")
+    left.set_xlabel(unit(history))
     left.set_ylabel("length beyond the clip bound")
     legend(left)
     when, clipped = series(history, "unprotected/clipped", 100)
-    share = f" {clipped[-1]:.0f} % of the updates are clipped in the last epoch." if when else ""
+    share = f" {clipped[-1]:.0f} % of the updates are clipped in the last {unit(history)}." if when else ""
     alt = f"Length of updates beyond the clip bound: mean from {mean[0]:.3g} to {mean[-1]:.3g}.{share}"
     caption = "By how much updates were longer than the clip bound, divided by the step size of local steps if any."
     caption += share
     return Picture("norms", caption, alt, figure, True)
+
+
+def _traffic(history: History) -> Picture | None:
+    """What went over the wire, all clients together."""
+    rounds, down = series(history, "bytes/down", 1e-3)
+    up = series(history, "bytes/up", 1e-3)[1]
+    if not down or len(up) != len(down):
+        return None
+    figure, (axes,) = blank()
+    axes.plot(rounds, down, dots(down), color=GREY, markersize=4, label="server to clients")
+    axes.plot(rounds, up, dots(up), color=BLUE, markersize=4, label="clients to server")
+    axes.set_yscale("log")
+    axes.set_xlabel(unit(history))
+    axes.set_ylabel("kilobytes a round, all clients")
+    legend(axes)
+    alt = f"Traffic: {sum(down):.0f} kB to the clients and {sum(up):.0f} kB to the server in {len(down)} rounds."
+    return Picture("traffic", "What was sent, without the protocol's own bytes.", alt, figure)
