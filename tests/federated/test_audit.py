@@ -1,0 +1,21 @@
+"""The audit attacks a client's own step as it attacks any other."""
+
+from __future__ import annotations
+
+import torch
+
+from gnomon.audit import audit
+from gnomon.data import load
+from gnomon.federated.setup import build_client, build_server
+from gnomon.federated_config import FederateConfig
+
+
+def test_the_step_of_a_client_is_audited():
+    config = FederateConfig(method="fedavg", data="digits", noise_multiplier=3.0, rounds=4, clients=1)
+    source = load("digits")
+    server = build_server(config, source, source.train[:0], {"a": len(source.train)})
+    client = build_client(config, "a", source.train, server.members["a"], server.strategy, source)
+    some = torch.arange(60)
+    report = audit(client.trainer, (source.train.inputs[some], source.train.targets[some]), releases=20, canaries=4)
+    assert report.ok, report.table()
+    assert report.epsilon > 0.8 * report.claim.epsilon
