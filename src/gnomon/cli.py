@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from gnomon import __version__, cli_ledger, cli_report
 from gnomon.config import RECIPES, TrainConfig, read_yaml, recipe
 from gnomon.federated_config import NOT_FEDERATED, FederateConfig, federated_recipe
+from gnomon.memory import keep_memory
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     warnings.showwarning = _short_warning
+    keep_memory()
     try:
         return int(args.run(args))
     except KeyboardInterrupt:

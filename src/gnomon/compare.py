@@ -26,6 +26,7 @@ from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.environment import environment
 from gnomon.losses import LOSSES
+from gnomon.memory import keep_memory
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
 from gnomon.runs import (
@@ -135,6 +136,7 @@ def _settings(label: str) -> tuple[str, dict[str, Any]]:
 def run_cell(cell: Cell) -> dict[str, Any]:
     """Train one cell on one thread; the result as plain values."""
     torch.set_num_threads(1)
+    keep_memory()
     source = load(cell.config.data, cell.config.data_dir)
     split = records(cell.config, source)
     if cell.label.partition(":")[0] == PUBLIC_ONLY:
@@ -144,7 +146,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     curve: list[dict[str, float]] = []
-    result = trainer.fit(split.private, source.test, on_epoch=curve.append)
+    result = trainer.fit(split.private, source.test, on_epoch=curve.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     return {

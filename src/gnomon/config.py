@@ -119,6 +119,7 @@ class TrainConfig:
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay of the optimizer")
     schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine", "inverse-sqrt"))
+    evaluate_every: int = setting(1, "epochs between two looks at the test records; the last epoch always has one")
     ema_decay: float | None = setting(None, "keep a moving average of the weights, for example 0.99")
     seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded")
     split_seed: int = setting(0, "seed of the draw of private and public records", group="data")

@@ -121,7 +121,7 @@ def complete(
         if events is not None:
             events(record)
 
-    result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep)
+    result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep, evaluate_every=config.evaluate_every)
     if result.stopped == "interrupted" and resumable:
         save_checkpoint(trainer, folder.path, **notes)
     result.history[:0] = history

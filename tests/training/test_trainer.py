@@ -252,6 +252,14 @@ def test_gradients_do_not_stay_on_parameters():
     assert all(p.grad is None for p in t.model.parameters())
 
 
+def test_a_model_is_scored_every_few_epochs_and_at_the_end():
+    t = trainer(steps=10)  # two steps an epoch
+    history = t.fit(data(), data(), evaluate_every=2).history
+    assert ["validation/accuracy" in row for row in history] == [False, True, False, True, True]
+    with pytest.raises(SettingError, match="evaluate_every"):
+        trainer().fit(data(), data(), evaluate_every=0)
+
+
 def test_history_has_epsilon_and_validation_and_marks_what_is_unprotected():
     t = trainer(steps=4)
     result = t.fit(data(), validation=data(10))

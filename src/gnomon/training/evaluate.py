@@ -14,7 +14,7 @@ from gnomon.updates.untouched import untouched
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 1000) -> dict[str, float]:
+def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> dict[str, float]:
     """Mean loss, and accuracy where outputs are class scores for whole-number targets.
 
     The model is in evaluation mode meanwhile and in its own again afterwards.

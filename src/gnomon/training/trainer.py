@@ -229,12 +229,15 @@ class Trainer:
         validation: Any = None,
         on_epoch: Callable[[Record], None] | None = None,
         on_step: Callable[[int], None] | None = None,
+        evaluate_every: int = 1,
     ) -> Result:
         """Train to the planned number of steps, the budget, or Ctrl-C, whichever comes first.
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
-        each record of metrics, `on_step` the number of the step after everything that belongs to it.
+        each record of metrics, `on_step` the number of the step after everything that belongs to it. The model is
+        scored on `validation` after every `evaluate_every` epochs, and at the end.
         """
+        validate.whole("evaluate_every", evaluate_every)
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -248,8 +251,10 @@ class Trainer:
                 steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
-                if ends or stop.asked or self.account.steps == self.plan.last:
-                    record = self._epoch_record(steps, validation, started)
+                last = stop.asked or self.account.steps == self.plan.last
+                if ends or last:
+                    due = last or self.account.steps // self.plan.steps_per_epoch % evaluate_every == 0
+                    record = self._epoch_record(steps, validation if due else None, started)
                     history.append(record)
                     steps.clear()
                     bar.set_postfix(_shown(record))
