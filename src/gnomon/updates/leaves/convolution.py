@@ -69,10 +69,16 @@ class Convolution(Leaf):
         return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
     def block(self, start: int, stop: int) -> Tensor:
+        return self._block(start, stop).flatten(2)
+
+    def dense(self) -> Tensor:
+        """(B, *shape), with channels last in memory: putting them first would be one more copy of everything."""
+        return self._block(0, self.rows)
+
+    def _block(self, start: int, stop: int) -> Tensor:
         parts = [self.factored(part).block(start, stop) for part in self._parts()]
         found = parts[0] if len(parts) == 1 else torch.cat(parts)
-        channels_first = found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
-        return channels_first.reshape(found.shape)
+        return found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
 
     def square_norms(self) -> Tensor:
         return torch.cat([self.factored(part).square_norms() for part in self._parts()])

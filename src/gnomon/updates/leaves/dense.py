@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves.leaf import Leaf, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
 
 FEW = 2
 """So few matrices are multiplied with factors one by one."""
@@ -47,7 +47,26 @@ class Dense(Leaf):
 
     @cached_property
     def _square_norms(self) -> Tensor:
-        return row_square_norms(self.values.reshape(len(self), self.shape.numel()))
+        return row_square_norms(self._stored)
+
+    @cached_property
+    def _stored(self) -> Tensor:
+        """Each sample's numbers in the order they have in memory, which no norm or sum minds, (B, numel)."""
+        each = self.shape.numel()
+        if not self._packed:
+            return self.values.reshape(len(self), each)
+        return self.values.as_strided((len(self), each), (each, 1))
+
+    @property
+    def _packed(self) -> bool:
+        """Whether samples follow each other in memory without gaps, with their dimensions in whatever order."""
+        expected = 1
+        for size, stride in sorted(zip(self.values.shape, self.values.stride(), strict=True), key=lambda one: one[1]):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return len(self) < 2 or self.values.stride(0) == self.shape.numel()
 
     def square_ceilings(self) -> Tensor:
         return self.square_norms() if self._ceilings is None else self._ceilings
@@ -55,10 +74,25 @@ class Dense(Leaf):
     def gram(self, other: Leaf) -> Tensor:
         if len(self) <= FEW and not isinstance(other, Dense):
             return other.gram(self).T  # which may know a way without writing itself out
+        if isinstance(other, Dense) and self._alike(other):
+            return self._stored @ other._stored.T
         return super().gram(other)
 
+    def self_gram(self) -> Tensor:
+        total = self.like.new_zeros(len(self), len(self), dtype=torch.float64)
+        step = max(1, CHUNK_BYTES // max(1, len(self) * 8))
+        for part in self._stored.split(step, 1):
+            exact = part.double()
+            total += exact @ exact.T
+        return total
+
+    def _alike(self, other: Dense) -> bool:
+        """Whether two leaves have their numbers in the same order in memory."""
+        return self._packed and other._packed and self.values.stride()[1:] == other.values.stride()[1:]
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return (weights @ self.values.reshape(len(self), self.shape.numel())).reshape(self.shape)
+        total = weights @ self._stored
+        return total.as_strided(self.shape, self.values.stride()[1:]) if self._packed else total.reshape(self.shape)
 
     def select(self, index: Tensor) -> Dense:
         return Dense(self.values[index], None if self._ceilings is None else self._ceilings[index])
