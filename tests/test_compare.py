@@ -45,6 +45,19 @@ def test_a_cell_s_name_changes_with_its_settings():
     assert len(keys) == 12
 
 
+def test_a_cell_keeps_its_name_under_another_label_and_is_small(tmp_path):
+    (plain,) = compare.grid(SMALL, ["pcdp"], [2.0], 1)
+    (spelt,) = compare.grid(SMALL, ["pcdp:rank=10"], [2.0], 1)
+    (public,) = compare.grid(SMALL, ["public-only"], [2.0], 1)
+    assert plain.key == spelt.key != public.key
+    (found,) = compare.run([plain], tmp_path, progress=False)
+    (again,) = compare.done([spelt], tmp_path)
+    assert again == found | {"label": "pcdp:rank=10"}
+    assert [row["epoch"] for row in found["history"]] == [1.0, 2.0]
+    (path,) = (tmp_path / "cells").glob("*.json")
+    assert path.stat().st_size < 4000
+
+
 def test_cells_run_in_parallel_processes(tmp_path):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 2)
     found = compare.run(cells, tmp_path, workers=2, progress=False)

@@ -94,6 +94,7 @@ def add_reproduce(commands: Any) -> None:
         "  gnomon reproduce --list\n"
         "  gnomon reproduce pcdp-table2 --fast\n"
         "  gnomon reproduce pcdp-table2 --seeds 4 --cells 'DP-SGD@*,PCDP*@22'\n"
+        "  gnomon reproduce pcdp-table2 --only-done --out experiments/results\n"
         "  gnomon reproduce my-own.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -104,6 +105,9 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as in the paper)")
     parser.add_argument(
         "--cells", default="", metavar="A,B,...", help="only cells LINE@VALUE that match, * is anything"
+    )
+    parser.add_argument(
+        "--only-done", action="store_true", help="run nothing: table and picture of the cells that are there"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="FOLDER",
@@ -138,5 +142,5 @@ def _reproduce(args: argparse.Namespace) -> int:
         experiment = dataclasses.replace(experiment, settings=experiment.settings | {"data-dir": args.data_dir})
     workers = args.workers if args.workers is not None else os.cpu_count() or 1
     cells = [one for one in args.cells.split(",") if one]
-    reproduce(experiment, args.out, cells=cells, workers=workers, progress=not args.quiet)
+    reproduce(experiment, args.out, cells=cells, only_done=args.only_done, workers=workers, progress=not args.quiet)
     return 0

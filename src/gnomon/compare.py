@@ -39,6 +39,7 @@ from gnomon.runs import (
     records,
     without_foreign_settings,
 )
+from gnomon.store import Store
 from gnomon.training import evaluate
 from gnomon.validate import SettingError, positive, whole
 
@@ -54,10 +55,22 @@ class Cell:
     config: TrainConfig
 
     @property
+    def public_only(self) -> bool:
+        """Whether it trains on public records alone."""
+        return self.label.partition(":")[0] == PUBLIC_ONLY
+
+    @property
     def key(self) -> str:
-        """A name that changes with every setting that could change the result."""
-        settings = dataclasses.asdict(self.config) | {"label": self.label}
-        settings |= {"data_dir": None, "threads": None}
+        """A name that changes with every setting that could change the result, and with nothing else.
+
+        Settings at their defaults are left out, so that a new setting does not rename old cells; so is the label.
+        """
+        default = dataclasses.asdict(TrainConfig())
+        given = dataclasses.asdict(self.config) | {"data_dir": None, "threads": None}
+        settings = {name: value for name, value in given.items() if value != default[name]}
+        settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
+        if self.public_only:
+            settings["label"] = PUBLIC_ONLY
         if is_own(self.config.data):  # the file may change under the same name
             content = Path(self.config.data.removeprefix("npz:")).read_bytes()
             settings["content"] = hashlib.sha256(content).hexdigest()
@@ -139,7 +152,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     keep_memory()
     source = load(cell.config.data, cell.config.data_dir)
     split = records(cell.config, source)
-    if cell.label.partition(":")[0] == PUBLIC_ONLY:
+    if cell.public_only:
         start = dataclasses.replace(cell.config, warm_start="public")
         model = build_model(start, source, split.public)
         found = evaluate(model, LOSSES[cell.config.loss], source.test)
@@ -162,20 +175,22 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
     whole("workers", workers)
-    store = folder / "cells"
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError("out", str(folder), f"a folder that can be written ({error.strerror})") from None
-    missing = [cell for cell in cells if not (store / f"{cell.key}.json").exists()]
-    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="run", disable=not progress) as bar:
+    store = Store(folder)
+    store.open()
+    every = {cell.key: cell for cell in cells}
+    missing = [cell for key, cell in every.items() if key not in store]
+    with tqdm(total=len(every), initial=len(every) - len(missing), unit="run", disable=not progress) as bar:
         for cell, found in _results(missing, workers):
-            partial = store / f".{cell.key}.partial"
-            partial.write_text(json.dumps({"settings": dataclasses.asdict(cell.config)} | found))
-            partial.replace(store / f"{cell.key}.json")
+            store.write(cell.key, {"settings": dataclasses.asdict(cell.config) | {"data_dir": None}} | found)
             bar.update()
             bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
-    return [json.loads((store / f"{cell.key}.json").read_text()) for cell in cells]
+    return done(cells, folder)
+
+
+def done(cells: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
+    """The results of those cells that have been run, under the cells' labels."""
+    store = Store(folder)
+    return [store.read(cell.key) | {"label": cell.label} for cell in cells if cell.key in store]
 
 
 def _results(cells: Sequence[Cell], workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:

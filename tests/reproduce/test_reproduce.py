@@ -17,6 +17,7 @@ from gnomon.report import report
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.run import as_coded, cells_of
+from gnomon.store import Store
 from gnomon.validate import SettingError
 
 TOY = {
@@ -143,6 +144,28 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
 
 
+def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, capsys):
+    experiment, out = toy(tmp_path), tmp_path / "out"
+    one = dataclasses.replace(experiment, seeds=1)
+    reproduce(one, out, cells=["PCDP@20"], progress=False, say=lambda text: None)
+    full = reproduce(experiment, out, cells=["DP-SGD@20"], progress=False, say=lambda text: None)
+    monkeypatch.setattr(compare, "run_cell", lambda cell: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr("gnomon.reproduce.run.load", lambda *args: pytest.fail("no data are to be read"))
+    rows = reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
+    assert [(row.line, row.value, row.seeds) for row in rows] == [("DP-SGD", 20.0, 2), ("PCDP", 20.0, 1)]
+    assert rows[0] == full[0]
+    text = (out / "toy/result.md").read_text()
+    assert "2 of 6 cells run, 1 to 2 seeds each where 2 are planned." in text
+    assert re.search(r"\| PCDP \| \*\*[\d.]+\*\* \[1\] \|", text)
+    assert "seeds in brackets" in text
+    assert json.loads((out / "toy/reproduction.json").read_text())["environment"]["torch"]
+    path = str(tmp_path / "toy.yaml")
+    assert main(["reproduce", path, "--only-done", "--out", str(out), "--quiet"]) == 0
+    assert "2 of 6 cells run" in capsys.readouterr().out
+    assert main(["reproduce", path, "--only-done", "--out", str(tmp_path / "empty"), "--quiet"]) == 2
+    assert "finished cells of toy" in capsys.readouterr().err
+
+
 def test_short_runs_say_so_and_stay_apart(tmp_path):
     rows = reproduce(
         toy(tmp_path).shortened(), tmp_path / "out", cells=["DP-SGD*"], progress=False, say=lambda text: None
@@ -166,9 +189,7 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     lines = {"psi": {"method": "dp-sgd", "measure": "unprotected/incremental/mean"}}
     metric = toy(tmp_path, lines=lines, seeds=1, values=[5], measure="accuracy", unit="")
     (row,) = reproduce(metric, tmp_path / "out", progress=False, say=lambda text: None)
-    history = json.loads(
-        next((tmp_path / "out/cells").glob(f"{cells_of(metric, metric.lines[0], 5.0)[0].key}*")).read_text()
-    )
+    history = Store(tmp_path / "out").read(cells_of(metric, metric.lines[0], 5.0)[0].key)
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.config import read_yaml
+from gnomon.store import unpacked
 from gnomon.validate import SettingError
 
 UNPROTECTED = "unprotected/"
@@ -111,7 +112,7 @@ def _comparison(folder: Path, unprotected: bool) -> ComparedRuns:
     plan = _json(folder / "comparison.json")
     wanted = plan.get("cells")
     files = sorted((folder / "cells").glob("*.json"))
-    cells = [_json(path) for path in files if wanted is None or path.stem in wanted]
+    cells = [unpacked(_json(path)) for path in files if wanted is None or path.stem in wanted]
     if not unprotected:
         cells = [cell | {"history": [_protected(one) for one in cell.get("history", [])]} for cell in cells]
     return ComparedRuns(folder.resolve().name, rows, cells, plan, plan.get("environment", {}))

@@ -102,30 +102,42 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     >>> print(markdown(read_experiment("pcdp-table2"), [row]).splitlines()[6])
     | DP-SGD | **90.3** (91.9 ± 0.6) |
     """
-    values = list(dict.fromkeys(row.value for row in rows))
+    values = [value for value in experiment.values if any(row.value == value for row in rows)]
+    uneven = len({row.seeds for row in rows}) > 1
     cells = {(row.line, row.value): row for row in rows}
     heads = [f"{experiment.axis} {value:g}" for value in values]
     unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
-        "Measured in bold, published in parentheses.",
+        f"Measured in bold, published in parentheses{', seeds in brackets' if uneven else ''}.",
         "",
         f"| {unit} | {' | '.join(heads)} |",
         "|---" * (len(values) + 1) + "|",
     ]
     for name in dict.fromkeys(row.line for row in rows):
         mine = [cells.get((name, value)) for value in values]
-        lines.append(f"| {name} | " + " | ".join("not run" if row is None else _cell(row) for row in mine) + " |")
+        lines.append(
+            f"| {name} | " + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine) + " |"
+        )
     lines += _epsilons(rows, values)
     return "\n".join([*lines, "", *(f"- {note}" for note in experiment.notes)]) + "\n"
 
 
 def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """How far the runs behind the numbers go."""
-    seeds = sorted({row.seeds for row in rows})
+    """How far the runs behind the numbers go.
+
+    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
+    >>> caption(read_experiment("pcdp-table2"), [row])
+    '1 of 63 cells run, 1 seed each where 4 are planned.'
+    """
+    planned, seeds = len(experiment.lines) * len(experiment.values), sorted({row.seeds for row in rows})
     counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-    said = f"{counts} seed{'' if counts == '1' else 's'}."
+    said = f"{counts} seed{'' if counts == '1' else 's'}"
+    if len(rows) < planned:
+        said = f"{len(rows)} of {planned} cells run, {said} each"
+    said += f" where {experiment.seeds} are planned." if seeds[0] < experiment.seeds else "."
     changed = experiment.fast.get("settings", {}) if experiment.is_fast else {}
     if changed:
         what = ", ".join(
@@ -135,10 +147,10 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
     return said
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, count: bool) -> str:
     ours = "–" if row.measured is None else f"**{row.measured:.3g}{_spread(row.measured_std)}**"
     theirs = "" if row.published is None else f" ({row.published:.3g}{_spread(row.published_std)})"
-    return ours + theirs
+    return ours + theirs + (f" [{row.seeds}]" if count else "")
 
 
 def _spread(value: float | None) -> str:

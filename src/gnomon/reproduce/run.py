@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ def reproduce(
     out: Path,
     *,
     cells: list[str] | None = None,
+    only_done: bool = False,
     workers: int = 1,
     progress: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Row]:
     """Run what is missing, and leave table and picture in the folder of the experiment's name.
 
-    Cells are shared by all experiments in `out`, each under the hash of its settings.
+    Cells are shared by all experiments in `out`, each under the hash of its settings. With `only_done` nothing is run
+    and no data are needed: table and picture show the cells that are there.
 
     >>> import tempfile
     >>> from gnomon.reproduce.experiment import Experiment, Line
@@ -43,17 +45,20 @@ def reproduce(
     [('DP-SGD', 5.0, 1)]
     """
     chosen = experiment.chosen(cells or [])
-    load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
     grids = [(line, value, cells_of(experiment, line, value)) for line, value in chosen]
-    every = list({cell.key: cell for _, _, group in grids for cell in group}.values())
-    results = compare.run(every, out, workers=workers, progress=progress)
-    found = {cell.key: result for cell, result in zip(every, results, strict=True)}
+    if not only_done:
+        load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
+        compare.run([cell for _, _, group in grids for cell in group], out, workers=workers, progress=progress)
+    found = [(line, value, group[0].config, compare.done(group, out)) for line, value, group in grids]
     rows = [
-        row_of(experiment, line, value, [found[cell.key] for cell in group], as_coded(experiment, group[0].config))
-        for line, value, group in grids
+        row_of(experiment, line, value, results, as_coded(experiment, config))
+        for line, value, config, results in found
+        if results
     ]
+    if not rows:
+        raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
-    write(experiment, rows, folder, cells or [])
+    write(experiment, rows, folder, cells or [], _environment(folder) if only_done else environment())
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
@@ -114,7 +119,15 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     )
 
 
-def write(experiment: Experiment, rows: list[Row], folder: Path, cells: list[str]) -> None:
+def _environment(folder: Path) -> dict[str, Any]:
+    """What was said about the machine when cells were run; a look at them later does not change it."""
+    path = folder / "reproduction.json"
+    return dict(json.loads(path.read_text())["environment"]) if path.exists() else {}
+
+
+def write(
+    experiment: Experiment, rows: list[Row], folder: Path, cells: list[str], environment: Mapping[str, Any]
+) -> None:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
@@ -127,6 +140,6 @@ def write(experiment: Experiment, rows: list[Row], folder: Path, cells: list[str
         "experiment": dataclasses.asdict(experiment),
         "rows": [dataclasses.asdict(row) for row in rows],
         "command": shlex.join(words),
-        "environment": environment(),
+        "environment": dict(environment),
     }
     (folder / "reproduction.json").write_text(json.dumps(kept, indent=2) + "\n")

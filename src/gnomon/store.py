@@ -1,0 +1,103 @@
+"""Finished cells of comparisons and experiments: one small JSON file each, named by the hash of its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.validate import SettingError
+
+DIGITS = 4
+"""Significant digits of the numbers along a run; its results are kept in full."""
+
+ALONG = ("history", "diagnostics")
+"""What a result has one row of for each epoch or look."""
+
+
+class Store:
+    """The folder `cells` of an output folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = Store(Path(place))
+    ...     store.write("ab12", {"accuracy": 0.5, "history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
+    ...     "ab12" in store, store.read("ab12")
+    (True, {'accuracy': 0.5, 'history': [{'epoch': 1.0}, {'epoch': 2.0, 'loss': 0.1235}]})
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cells"
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).exists()
+
+    def read(self, key: str) -> dict[str, Any]:
+        """A finished cell."""
+        return unpacked(json.loads(self._path(key).read_text()))
+
+    def open(self) -> None:
+        """Make the folder, or say why it cannot be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError(
+                "out", str(self.folder.parent), f"a folder that can be written ({error.strerror})"
+            ) from None
+
+    def write(self, key: str, result: dict[str, Any]) -> None:
+        """Keep a cell; a reader finds all of it or nothing."""
+        self.open()
+        partial = self.folder / f".{key}.partial"
+        partial.write_text(json.dumps(packed(result), separators=(",", ":")) + "\n")
+        partial.replace(self._path(key))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def packed(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with a list for each column instead of a record for each row, which takes a tenth of the room.
+
+    >>> packed({"history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
+    {'history': {'epoch': [1.0, 2.0], 'loss': [None, 0.1235]}}
+    """
+    return result | {name: _columns(result[name]) for name in ALONG if name in result}
+
+
+def unpacked(result: dict[str, Any]) -> dict[str, Any]:
+    """What `packed` was given, with rounded numbers; values that a row does not have are left out.
+
+    >>> unpacked({"history": {"epoch": [1.0, 2.0], "loss": [None, 0.1235]}})
+    {'history': [{'epoch': 1.0}, {'epoch': 2.0, 'loss': 0.1235}]}
+    """
+    return result | {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [rounded(row.get(name)) for row in rows] for name in names}
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    length = max(map(len, columns.values()), default=0)
+    return [
+        {name: values[number] for name, values in columns.items() if values[number] is not None}
+        for number in range(length)
+    ]
+
+
+def rounded(value: Any) -> Any:
+    """Plain values with their fractions cut to a few significant digits.
+
+    >>> rounded({"a": [1234.5678, 3]})
+    {'a': [1235.0, 3]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return value
