@@ -7,21 +7,16 @@ import dataclasses
 import hashlib
 import io
 import json
-import multiprocessing
-import os
 import re
 import statistics
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
+from gnomon.cells import run_cells, settings_key
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.environment import environment
@@ -55,12 +50,11 @@ class Cell:
     @property
     def key(self) -> str:
         """A name that changes with every setting that could change the result."""
-        settings = dataclasses.asdict(self.config) | {"label": self.label}
-        settings |= {"data_dir": None, "threads": None}
+        more = {"label": self.label}
         if is_own(self.config.data):  # the file may change under the same name
             content = Path(self.config.data.removeprefix("npz:")).read_bytes()
-            settings["content"] = hashlib.sha256(content).hexdigest()
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+            more["content"] = hashlib.sha256(content).hexdigest()
+        return settings_key(self.config, **more)
 
 
 @dataclass(frozen=True)
@@ -159,51 +153,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
-    whole("workers", workers)
-    store = folder / "cells"
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError("out", str(folder), f"a folder that can be written ({error.strerror})") from None
-    missing = [cell for cell in cells if not (store / f"{cell.key}.json").exists()]
-    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="run", disable=not progress) as bar:
-        for cell, found in _results(missing, workers):
-            partial = store / f".{cell.key}.partial"
-            partial.write_text(json.dumps({"settings": dataclasses.asdict(cell.config)} | found))
-            partial.replace(store / f"{cell.key}.json")
-            bar.update()
-            bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
-    return [json.loads((store / f"{cell.key}.json").read_text()) for cell in cells]
-
-
-def _results(cells: Sequence[Cell], workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    if workers == 1 or len(cells) < 2:
-        for cell in cells:
-            yield cell, run_cell(cell)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
-    )
-    try:
-        waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(run_cell, cell): cell for cell in cells}
-        while waiting:
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield waiting.pop(future), future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_with(parent: int) -> None:
-    """End this worker when its parent is gone, however that went, instead of computing for nobody."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return run_cells(cells, folder, run_cell, workers=workers, progress=progress)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> list[Row]:
