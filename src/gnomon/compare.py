@@ -7,21 +7,16 @@ import dataclasses
 import hashlib
 import io
 import json
-import multiprocessing
-import os
 import re
 import statistics
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
+from gnomon.cells import kept_cells, run_cells, settings_key
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.environment import environment
@@ -39,7 +34,6 @@ from gnomon.runs import (
     records,
     without_foreign_settings,
 )
-from gnomon.store import Store
 from gnomon.training import evaluate
 from gnomon.validate import SettingError, positive, whole
 
@@ -61,20 +55,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A name that changes with every setting that could change the result, and with nothing else.
-
-        Settings at their defaults are left out, so that a new setting does not rename old cells; so is the label.
-        """
-        default = dataclasses.asdict(TrainConfig())
-        given = dataclasses.asdict(self.config) | {"data_dir": None, "threads": None}
-        settings = {name: value for name, value in given.items() if value != default[name]}
-        settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
-        if self.public_only:
-            settings["label"] = PUBLIC_ONLY
+        """A name that changes with every setting that could change the result; the label itself does not count."""
+        more = {"label": PUBLIC_ONLY} if self.public_only else {}
         if is_own(self.config.data):  # the file may change under the same name
             content = Path(self.config.data.removeprefix("npz:")).read_bytes()
-            settings["content"] = hashlib.sha256(content).hexdigest()
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+            more["content"] = hashlib.sha256(content).hexdigest()
+        return settings_key(self.config, **more)
 
 
 @dataclass(frozen=True)
@@ -174,53 +160,12 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
-    whole("workers", workers)
-    store = Store(folder)
-    store.open()
-    every = {cell.key: cell for cell in cells}
-    missing = [cell for key, cell in every.items() if key not in store]
-    with tqdm(total=len(every), initial=len(every) - len(missing), unit="run", disable=not progress) as bar:
-        for cell, found in _results(missing, workers):
-            store.write(cell.key, {"settings": dataclasses.asdict(cell.config) | {"data_dir": None}} | found)
-            bar.update()
-            bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
-    return done(cells, folder)
+    return run_cells(cells, folder, run_cell, workers=workers, progress=progress)
 
 
 def done(cells: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
     """The results of those cells that have been run, under the cells' labels."""
-    store = Store(folder)
-    return [store.read(cell.key) | {"label": cell.label} for cell in cells if cell.key in store]
-
-
-def _results(cells: Sequence[Cell], workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    if workers == 1 or len(cells) < 2:
-        for cell in cells:
-            yield cell, run_cell(cell)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
-    )
-    try:
-        waiting: dict[Future[dict[str, Any]], Cell] = {pool.submit(run_cell, cell): cell for cell in cells}
-        while waiting:
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield waiting.pop(future), future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_with(parent: int) -> None:
-    """End this worker when its parent is gone, however that went, instead of computing for nobody."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return [found for _, found in kept_cells(cells, folder)]
 
 
 def summary(results: Sequence[dict[str, Any]]) -> list[Row]:

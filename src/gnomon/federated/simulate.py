@@ -95,9 +95,14 @@ def rounds(
     validation: Any = None,
     heldout: Mapping[str, Records] | None = None,
     delta: float = 1e-5,
+    every: int = 1,
     on_begin: Callable[[int, list[str]], None] = lambda number, names: None,
 ) -> Iterator[Record]:
-    """The remaining rounds, one line of metrics after each."""
+    """The remaining rounds, one line of metrics after each.
+
+    With `every`, epsilon and accuracy are worked out after each so many rounds and after the last one: on small
+    models they take a quarter of the time.
+    """
     started = time.monotonic()
     while server.round < server.rounds:
         ended = run_round(server, exchange, on_begin)
@@ -105,18 +110,19 @@ def rounds(
             "round": ended.round,
             "accepted": len(ended.accepted),
             "refused": len(ended.refused),
-            "epsilon": largest_estimate(server, delta),
             "bytes/down": ended.bytes_down,
             "bytes/up": ended.bytes_up,
             "seconds": time.monotonic() - started,
         }
         if isinstance(exchange, InProcess):
             record |= exchange.unprotected(ended.accepted)
-        if validation is not None:
-            scores = evaluate(server.model, server.loss, validation)
-            record |= {f"validation/{key}": value for key, value in scores.items()}
-        if heldout:
-            record |= fairness(server, heldout)
+        if ended.round % every == 0 or ended.round == server.rounds:
+            record["epsilon"] = largest_estimate(server, delta)
+            if validation is not None:
+                scores = evaluate(server.model, server.loss, validation)
+                record |= {f"validation/{key}": value for key, value in scores.items()}
+            if heldout:
+                record |= fairness(server, heldout)
         yield record
 
 
