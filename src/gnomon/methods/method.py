@@ -1,0 +1,137 @@
+"""A method is data: which update, which subspace, which clip rule, which step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from gnomon import validate
+from gnomon.accounting import Expansion, FullBatch, Sampling
+from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
+from gnomon.steps import ConstrainedDescent, Descent, Step
+from gnomon.subspaces import Ambient, BesideLoss, Embedding, GaussianSketch, Subspace
+from gnomon.updates import Loss, Updates, gradients, local_sgd
+from gnomon.updates.drift import LocalDescent
+
+Update = Callable[[nn.Module, Loss, Any, Any], Updates]
+"""(model, loss, inputs, targets) -> what each sample would change"""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """An update: how far a sample moves the model in some steps of its own.
+
+    >>> LocalSteps(10, 0.025)
+    LocalSteps(steps=10, lr=0.025, momentum=0.0)
+    """
+
+    steps: int = 10
+    lr: float = 0.025
+    momentum: float = 0.0
+
+    displaces = True
+    """It says where to go, not how steep it is: an optimizer gets its negative."""
+
+    def __post_init__(self) -> None:
+        LocalDescent(self.steps, self.lr, self.momentum)
+
+    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
+        return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
+
+    @property
+    def name(self) -> str:
+        momentum = f", momentum {self.momentum:g}" if self.momentum else ""
+        return f"{self.steps} local steps of {self.lr:g}{momentum}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A composition of stages.
+
+    `project="before"`: each update is seen in the subspace, clipped there, and noised there. `"after"`: updates
+    are clipped and noised in all parameters, and the released sum is projected. `"between"`: updates are clipped in all
+    parameters and their sum is noised in the subspace, which must say how far it stretches a change.
+
+    `pre_noise` adds normal noise of that standard deviation to every coordinate of every sample before it is clipped
+    (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what
+    was released; `average` makes the average of all iterates the result. A method that is not `private` clips nothing
+    and adds no noise.
+
+    >>> Method("mine").describe()
+    'mine: gradient, flat clipping'
+    """
+
+    name: str
+    update: Update = gradients
+    subspace: Subspace = field(default_factory=Ambient)
+    project: Literal["before", "between", "after"] = "before"
+    clip: ClipRule = field(default_factory=Flat)
+    pre_noise: float = 0.0
+    step: Step = field(default_factory=Descent)
+    average: bool = False
+    private: bool = True
+    full_batch: bool = False
+
+    def __post_init__(self) -> None:
+        validate.non_negative("pre_noise", self.pre_noise)
+        if self.project not in ("before", "between", "after"):
+            raise validate.SettingError("project", self.project, "'before', 'between' or 'after'")
+        if self.project == "between" and getattr(self.subspace, "expansion", None) is None:
+            allowed = "'before' or 'after': only a GaussianSketch says how far it stretches a sum"
+            raise validate.SettingError("project", self.project, allowed)
+        if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):
+            raise validate.SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
+        if isinstance(self.subspace, Embedding):
+            matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
+            if self.project != "before" or not matches:
+                allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
+                raise validate.SettingError("clip", self.clip.name, allowed)
+        if isinstance(self.subspace, BesideLoss):
+            matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
+            if self.project != "before" or not matches:
+                allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
+                raise validate.SettingError("clip", self.clip.name, allowed)
+
+    @property
+    def public(self) -> Any:
+        """The public records that the method uses, or None."""
+        return getattr(self.subspace, "public", None)
+
+    @property
+    def displaces(self) -> bool:
+        """Whether updates are displacements rather than gradients."""
+        return bool(getattr(self.update, "displaces", False))
+
+    @property
+    def unit(self) -> float:
+        """The step size that an update's length contains, 1 for a gradient."""
+        return self.update.lr if isinstance(self.update, LocalSteps) else 1.0
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """How far the sum can be stretched before noise; None where each contribution is clipped last."""
+        return getattr(self.subspace, "expansion", None) if self.project == "between" else None
+
+    def check(self, sampler: Sampling) -> None:
+        """An error if the method cannot work with the way records are drawn."""
+        if self.full_batch and not isinstance(sampler, FullBatch):
+            other = self.name.replace("-gd", "-minibatch")
+            raise validate.SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {other}")
+
+    def describe(self) -> str:
+        """One line for statements and listings."""
+        named = getattr(self.update, "name", None) or getattr(self.update, "__name__", "own update")
+        what = "gradient" if self.update is gradients else named
+        where = ""
+        if not isinstance(self.subspace, Ambient):
+            place = f"{self.project} clipping" + (" and noise" if self.project == "between" else "")
+            where = f", {self.subspace.name}, projected {place}"
+        noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
+        clip = f"{self.clip.name} clipping" if self.private else "no clipping and no noise"
+        held = f", {self.step.name}" if self.step.name else ""
+        return f"{self.name}: {what}{where}, {clip}{noise}{held}" + (
+            ", average of the iterates" if self.average else ""
+        )
