@@ -162,6 +162,10 @@ def _tell(run: Run) -> int:
         print(f"{reasons[run.result.stopped]} after {run.result.steps} of {run.trainer.plan.steps} steps")
     if "validation/accuracy" in last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+    alone = run.folder / "public-only.json"
+    if alone.exists() and "accuracy" in (scores := json.loads(alone.read_text())):
+        share = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"
+        print(f"public alone   {share} ({scores['public records']} public records)")
     statement = run.trainer.statement()
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")

@@ -20,21 +20,19 @@ from gnomon.cells import kept_cells, run_cells, settings_key
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.environment import environment
-from gnomon.losses import LOSSES
 from gnomon.memory import keep_memory
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
 from gnomon.runs import (
     build_method,
-    build_model,
     build_trainer,
     is_own,
     plain,
     public_count,
+    public_only,
     records,
     without_foreign_settings,
 )
-from gnomon.training import evaluate
 from gnomon.validate import SettingError, positive, whole
 
 PUBLIC_ONLY = "public-only"
@@ -139,9 +137,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     source = load(cell.config.data, cell.config.data_dir)
     split = records(cell.config, source)
     if cell.public_only:
-        start = dataclasses.replace(cell.config, warm_start="public")
-        model = build_model(start, source, split.public)
-        found = evaluate(model, LOSSES[cell.config.loss], source.test)
+        found = public_only(cell.config, source, split.public)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     curve: list[dict[str, float]] = []

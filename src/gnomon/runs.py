@@ -32,7 +32,7 @@ from gnomon.release import SecureNoise, SeededNoise
 from gnomon.report import training_curve
 from gnomon.report.events import EventFiles
 from gnomon.run_folder import RunFolder
-from gnomon.training import Result, Trainer, save_checkpoint, train_on_public
+from gnomon.training import Result, Trainer, evaluate, save_checkpoint, train_on_public
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
 from gnomon.validate import SettingError, positive, whole
@@ -121,6 +121,9 @@ def complete(
         if events is not None:
             events(record)
 
+    if len(split.public) and began == 0:
+        alone = {"public records": len(split.public), **plain(public_only(config, source, split.public))}
+        folder.write("public-only.json", json.dumps(alone, indent=2).encode())
     result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep, evaluate_every=config.evaluate_every)
     if result.stopped == "interrupted" and resumable:
         save_checkpoint(trainer, folder.path, **notes)
@@ -192,6 +195,17 @@ def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Modu
     if config.warm_start == "public":
         train_on_public(model, LOSSES[config.loss], public)
     return model
+
+
+def public_only(config: TrainConfig, source: Source, public: Records) -> dict[str, float]:
+    """What the public records give alone, without any private one: scores on the test records at epsilon 0.
+
+    >>> source = load("digits")
+    >>> sorted(public_only(TrainConfig(), source, source.train[:50]))
+    ['accuracy', 'loss']
+    """
+    model = build_model(dataclasses.replace(config, warm_start="public"), source, public)
+    return evaluate(model, LOSSES[config.loss], source.test)
 
 
 METHOD_SETTINGS = {

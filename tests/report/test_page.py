@@ -102,7 +102,7 @@ def test_a_page_holds_the_promise_the_pictures_and_the_command(tmp_path):
     assert "73.1 %" in page
     assert "1,234" in page
     assert "gnomon train --data digits --target-epsilon 1 --epochs 3" in page
-    assert page.count('role="img"') == 4
+    assert page.count('role="img"') == 5
     assert all(len(alt) > 20 for alt in re.findall(r'aria-label="([^"]*)"', page) if "against" in alt)
 
 
@@ -218,6 +218,31 @@ def test_a_real_run_and_its_page_and_event_files(tmp_path, capsys):
     assert "unprotected/loss" in events.Tags()["scalars"]
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_run_with_public_records_says_what_these_give_alone(tmp_path, capsys):
+    flags = [
+        "--method",
+        "pcdp",
+        "--rank",
+        "10",
+        "--epochs",
+        "1",
+        "--noise-multiplier",
+        "5",
+        "--quiet",
+        "--ledger",
+        "none",
+    ]
+    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
+    alone = json.loads((tmp_path / "run/public-only.json").read_text())
+    said = f"{100 * alone['accuracy']:.1f} %"
+    assert alone["public records"] == 100
+    assert f"public alone   {said}" in capsys.readouterr().out
+    page = report([tmp_path / "run"]).read_text()
+    assert f"The public records alone give {said}" in page
+    train(TrainConfig(epochs=0.2, insecure_noise_seed=0), tmp_path / "plain", progress=False)
+    assert not (tmp_path / "plain/public-only.json").exists()
 
 
 def test_the_command_on_the_page_gives_the_same_settings(tmp_path):

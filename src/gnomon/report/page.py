@@ -94,7 +94,7 @@ def _of_training(run: TrainingRun) -> Section:
         title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
         slug=run.name,
         kind="run",
-        pictures=training_pictures(run.history),
+        pictures=training_pictures(run.history, run.public_only.get("accuracy")),
         inside=diagnostic_pictures(run.diagnostics),
         command=train_command(config),
         promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
@@ -116,6 +116,8 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     facts = []
     if last.get("validation/accuracy") is not None:
         facts.append(("test accuracy", f"{100 * last['validation/accuracy']:.1f} %"))
+    if run.public_only.get("accuracy") is not None:
+        facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:
         value = statement.get("epsilon")
         facts.append(("epsilon", "infinite" if value is None else f"{value:.3f}"))

@@ -27,6 +27,8 @@ class TrainingRun:
     audit: dict[str, Any] = field(default_factory=dict)
     """What `gnomon audit` wrote into the folder."""
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    public_only: dict[str, Any] = field(default_factory=dict)
+    """What the run's public records give alone, if it had any."""
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def _training(folder: Path, unprotected: bool) -> TrainingRun:
         _json(folder / "environment.json"),
         _json(folder / "audit.json"),
         diagnostics if unprotected else [_protected(one) for one in diagnostics],
+        _json(folder / "public-only.json"),
     )
 
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+from matplotlib.axes import Axes
 
 from gnomon.report.picture import BLUE, GREY, RUST, Picture, blank, legend
 
 History = Sequence[dict[str, Any]]
 
 
-def training_pictures(history: History) -> list[Picture]:
+def training_pictures(history: History, public_only: float | None = None) -> list[Picture]:
     """Accuracy, loss, budget, norms and traffic against epochs or rounds, as far as the run recorded them.
 
+    `public_only` is the accuracy that the run's public records give alone: the line to be above.
+
     >>> [one.name for one in training_pictures([{"epoch": 1.0, "epsilon": 0.5, "validation/accuracy": 0.9}])]
-    ['accuracy', 'budget']
+    ['accuracy', 'price', 'budget']
     """
-    made = [_accuracy(history), _losses(history), _budget(history), _beyond(history), _traffic(history)]
+    made = [
+        _accuracy(history, public_only),
+        _price(history, public_only),
+        _losses(history),
+        _budget(history),
+        _beyond(history),
+        _traffic(history),
+    ]
     return [picture for picture in made if picture is not None]
 
 
@@ -44,7 +56,7 @@ def dots(values: Sequence[float]) -> str:
     return "o-" if len(values) < 20 else "-"
 
 
-def _accuracy(history: History) -> Picture | None:
+def _accuracy(history: History, public_only: float | None) -> Picture | None:
     epochs, values = series(history, "validation/accuracy", 100)
     if not values:
         return None
@@ -54,7 +66,38 @@ def _accuracy(history: History) -> Picture | None:
     axes.set_xlabel(unit(history))
     axes.set_ylabel("test accuracy (%)")
     alt = f"Test accuracy: {values[0]:.1f} % at {unit(history)} {epochs[0]:g}, {values[-1]:.1f} % at the end."
+    alt += _public_line(axes, public_only)
     return Picture("accuracy", "Accuracy on the test set while training.", alt, figure)
+
+
+def _price(history: History, public_only: float | None) -> Picture | None:
+    """What each bit of privacy bought."""
+    found = [
+        (row["epsilon"], 100 * row["validation/accuracy"])
+        for row in history
+        if row.get("validation/accuracy") is not None and math.isfinite(row.get("epsilon") or math.inf)
+    ]
+    if not found:
+        return None
+    figure, (axes,) = blank()
+    spent, values = [one for one, _ in found], [one for _, one in found]
+    axes.plot(spent, values, dots(values), color=RUST, markersize=4)
+    axes.set_xlim(0, 1.05 * max(spent) or 1)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("epsilon spent")
+    axes.set_ylabel("test accuracy (%)")
+    alt = f"Test accuracy against epsilon: {values[-1]:.1f} % at epsilon {spent[-1]:.3g}."
+    alt += _public_line(axes, public_only)
+    return Picture("price", "Accuracy against privacy spent while training.", alt, figure)
+
+
+def _public_line(axes: Axes, accuracy: float | None) -> str:
+    """The line of the public records alone, if there are any; what to say about it."""
+    if accuracy is None:
+        return ""
+    axes.axhline(100 * accuracy, color=GREY, linestyle=":", label="public records alone, epsilon 0")
+    legend(axes)
+    return f" The public records alone give {100 * accuracy:.1f} %."
 
 
 def _losses(history: History) -> Picture | None:
