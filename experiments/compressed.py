@@ -13,6 +13,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,12 @@ from gnomon.constraints import L1Ball
 from gnomon.data import load
 from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.losses import hinge, logistic
-from gnomon.methods import Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd
+from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.release import SeededNoise
 from gnomon.report.comparison import COLOURS
+from gnomon.steps import ConstrainedDescent
+from gnomon.subspaces.basis import AmbientBasis, Basis
+from gnomon.subspaces.gaussian_sketch import SketchBasis
 
 OUT = Path(__file__).parent.parent / "docs" / "figures"
 Row = dict[str, Any]
@@ -70,8 +74,11 @@ def trainer_of(
 # -- 1: training error against the number of steps -----------------------------------------------------
 
 
-def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, most: int = 5000) -> float:
-    """The smallest mean loss over the l1 ball: a linear program for the hinge, projected gradients otherwise."""
+def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, accuracy: float = 1e-7) -> float:
+    """The smallest mean loss over the l1 ball: a linear program for the hinge, certified gradients otherwise.
+
+    A gradient g at w says how far F(w) is above the optimum at most: by `<g, w - v>` for the lowest v of the ball.
+    """
     n, d = x.shape
     if loss is hinge:
         signed = (x * (2 * y - 1)[:, None]).numpy()
@@ -80,127 +87,217 @@ def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, most: int = 5000)
         cost = np.concatenate([np.zeros(2 * d), np.full(n, 1 / n)])
         return float(optimize.linprog(cost, A_ub=table, b_ub=np.concatenate([-np.ones(n), [radius]])).fun)
     ball, w = L1Ball(radius), torch.zeros(d, dtype=torch.float64)
-    ahead, speed, value = w, 1.0, math.inf
-    for _ in range(most):
-        w_ahead = ahead.clone().requires_grad_()
-        mean = loss((x @ w_ahead)[:, None], y).mean()
-        (slope,) = torch.autograd.grad(mean, w_ahead)
-        found = ball.project(ahead - 2.0 * slope)
+    curvature = float(torch.linalg.matrix_norm(x, 2)) ** 2 / (4 * n)
+    ahead, speed = w, 1.0
+    for _ in range(100_000):
+        found = ball.project(ahead - slope_at(ahead, x, y, loss) / curvature)
+        if float((ahead - found) @ (found - w)) > 0:
+            speed = 1.0
         following = (1 + math.sqrt(1 + 4 * speed**2)) / 2
         ahead, w, speed = found + (speed - 1) / following * (found - w), found, following
-        value = min(value, float(mean.detach()))
-    return value
+        slope = slope_at(w, x, y, loss)
+        if float(slope @ (w - ball.lowest(slope))) < accuracy:
+            return float(loss((x @ w)[:, None], y).mean())
+    raise RuntimeError("the reference optimum was not reached")
+
+
+def slope_at(w: Tensor, x: Tensor, y: Tensor, loss: Any) -> Tensor:
+    """The gradient of the mean loss."""
+    scores = (x @ w)[:, None].requires_grad_()
+    (by_score,) = torch.autograd.grad(loss(scores, y).mean(), scores)
+    return by_score[:, 0] @ x
+
+
+RATES = {"n": 400, "d": 100, "radius": 10.0}
+KINDS: dict[str, tuple[int | None, float, dict[int | None, int]]] = {
+    # batch size (None: all records), the first step size to try, number of directions (None: no sketch) and of steps
+    "SGD": (1, 8.0, {None: 10_000}),
+    "CompSGD": (1, 8.0, {25: 6000}),
+    "CompMinibatch, b = 20": (20, 32.0, {25: 6000}),
+    "GD": (None, 128.0, {None: 1000}),
+    "CompGD": (None, 128.0, {25: 1000, 50: 1000}),
+}
+TRIED = 1000
+"""Step sizes are compared after so many steps."""
+
+
+def descent(
+    x: Tensor, y: Tensor, loss: Any, batch: int | None, m: int | None, lr: float, decay: float, marks: Sequence[int],
+    seed: int,
+) -> list[float]:  # fmt: skip
+    """The mean loss of the average iterate at the marks: the library's sketch and constrained step, without the
+    bookkeeping of a Trainer, which takes longer than the step of so small a model."""
+    n, d = x.shape
+    rng = np.random.default_rng(seed)
+    weights = {"weight": nn.Parameter(torch.zeros(d, dtype=torch.float64))}
+    optimizer = torch.optim.SGD(weights.values(), lr=lr)
+    step = ConstrainedDescent(L1Ball(RATES["radius"]))
+    mean, total, values = torch.zeros(d, dtype=torch.float64), 0.0, []
+    for t in range(1, marks[-1] + 1):
+        rate = optimizer.param_groups[0]["lr"] = lr * t**-decay
+        if batch is None:
+            rows, labels = x, y
+        else:
+            chosen = torch.from_numpy(rng.choice(n, batch, replace=False, shuffle=False))
+            rows, labels = x[chosen], y[chosen]
+        seen = {"weight": slope_at(weights["weight"].detach(), rows, labels, loss)}
+        like = {"weight": weights["weight"].detach()}
+        basis: Basis = AmbientBasis(like)
+        if m is not None:
+            sketch = SketchBasis(like, m, int(rng.integers(2**53)))
+            basis, seen = sketch, sketch.see(seen)
+        step.move(weights, basis, seen, optimizer)
+        total += rate
+        mean.lerp_(weights["weight"].detach(), rate / total)
+        if t in marks:
+            values.append(float(loss((x @ mean)[:, None], y).mean()))
+    return values
+
+
+def interior(score: Callable[[float], float], grid: Sequence[float], factor: float = 4.0) -> float:
+    """The best step size of a grid, which grows until it has neighbours on both sides that are no better."""
+    scores = {lr: score(lr) for lr in grid}
+    while True:
+        best = min(scores, key=lambda lr: scores[lr])
+        missing = [lr for lr in (best / factor, best * factor) if lr not in scores]
+        if not missing:
+            return best
+        scores |= {lr: score(lr) for lr in missing}
 
 
 def rates(again: bool) -> None:
     """Mean loss of the average iterate above the optimum, for growing T."""
-    n, d, radius, last = 400, 200, 20.0, 300
-    marks = sorted({round(10 * 1.35**k) for k in range(14)} & set(range(last + 1)) | {last})
+    n, d, radius = int(RATES["n"]), int(RATES["d"]), RATES["radius"]
 
     def run() -> Iterator[Row]:
         x, y = sparse_problem(n, d)
         for smooth, loss in LOSSES.items():
             optimum = best_value(x, y, loss, radius)
-            steps_of: dict[str, tuple[Callable[[int | None], Method], Sampling, float]] = {
-                "SGD": (lambda m: comp_sgd("l1:20", None), FixedSize(1, n), 1),
-                "CompSGD": (lambda m: comp_sgd("l1:20", m), FixedSize(1, n), 1),
-                "CompMinibatch, b = 20": (lambda m: comp_minibatch("l1:20", m), FixedSize(20, n), 20),
-                "CompGD": (lambda m: comp_gd("l1:20", m), FullBatch(), n),
-                "GD": (lambda m: comp_gd("l1:20", None), FullBatch(), n),
-            }
-            for name, (make, sampler, batch) in steps_of.items():
-                constant = name.endswith("GD") and "SGD" not in name and loss is logistic
-                for m in (None,) if name in ("SGD", "GD") else (50, 150):
-                    # one step size for each loss and method, of a coarse grid: the best at the end
-                    curves = []
-                    for lr in (8.0, 32.0):
-                        model = zero_model(d)
-                        trainer = trainer_of(
-                            make(m), model, loss, sampler, batch, last, lr, 0, decay=0.0 if constant else 0.5
-                        )
-                        curve = []
-                        for step, part in enumerate(trainer.batches((x, y)), 1):
-                            trainer.step(*part)
-                            if step in marks:
-                                mean = trainer.average.module if trainer.average is not None else model
-                                value = float(loss(mean(x).detach(), y).mean())
-                                curve.append((step, value - optimum))
-                        curves.append((curve[-1][1], lr, curve))
-                    _, lr, curve = min(curves)
-                    for step, above in curve:
-                        yield {"loss": smooth, "method": name, "m": m or d, "lr": lr, "T": step, "error": above}
+            for name, (batch, first, sketches) in KINDS.items():
+                best = first
+                decay = 0.0 if batch is None and loss is logistic else 0.5
+                for m, last in sketches.items():
+                    marks = sorted({round(10 ** (k / 6)) for k in range(6, 24) if 10 ** (k / 6) < last} | {last})
+                    started = time.process_time()
+
+                    def score(lr: float, m: int | None = m) -> float:
+                        return descent(x, y, loss, batch, m, lr, decay, [TRIED], 0)[0]  # noqa: B023
+
+                    best = interior(score, [best])
+                    for seed in range(3):
+                        curve = descent(x, y, loss, batch, m, best, decay, marks, seed)
+                        for step, value in zip(marks, curve, strict=True):
+                            error = value - optimum
+                            yield {"loss": smooth, "method": name, "m": m or d, "lr": best, "seed": seed, "T": step,
+                                   "error": error}  # fmt: skip
+                    spent = time.process_time() - started
+                    print(f"{smooth} {name} m = {m}: lr {best:g}, {spent:.0f} s", flush=True)
 
     rows = table("compressed-rates", run, again)
-    figure = Figure(figsize=(10, 4.2), dpi=140, layout="constrained")
+    figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     for axes, smooth in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
         mine = [row for row in rows if row["loss"] == smooth]
-        for colour, name in zip(COLOURS, dict.fromkeys(row["method"] for row in mine), strict=False):
+        for colour, name in zip(COLOURS, KINDS, strict=False):
             for m in dict.fromkeys(row["m"] for row in mine if row["method"] == name):
                 line = [row for row in mine if row["method"] == name and row["m"] == m]
-                t, e = [float(row["T"]) for row in line], [max(float(row["error"]), 1e-6) for row in line]
-                late = [i for i, step in enumerate(t) if step >= 30]
-                slope = np.polyfit(np.log([t[i] for i in late]), np.log([e[i] for i in late]), 1)[0]
-                style = "-" if int(m) in (150, 200) else "--"
-                axes.loglog(t, e, style, color=colour, label=f"{name}, m = {m}: slope {slope:.2f}")
-                print(f"{smooth:<20} {name:<22} m = {m:<4} slope {slope:.2f}, error {e[-1]:.4f} at T = {t[-1]:.0f}")
+                t = sorted({int(row["T"]) for row in line})
+                errors = np.array([[float(row["error"]) for row in line if int(row["T"]) == step] for step in t])
+                late = np.array(t) >= (300 if t[-1] > 3000 else 30)
+                slope = np.polyfit(np.log(np.array(t)[late]), np.log(errors[late].mean(1)), 1)[0]
+                end = np.log(errors[-1].mean() / errors[-4].mean()) / np.log(t[-1] / t[-4])
+                style = "--" if int(m) == 25 else "-"
+                shown = name if int(m) == d else f"{name}, m = {m}"
+                axes.loglog(t, errors.mean(1), style, color=colour, label=f"{shown}: slope {slope:.2f}")
+                axes.fill_between(t, errors.min(1), errors.max(1), color=colour, alpha=0.15, linewidth=0)
+                print(
+                    f"{smooth:<20} {name:<22} m = {m:<4} lr {line[0]['lr']:<6} slope {slope:.2f}, last {end:.2f}, "
+                    f"error {errors[-1].mean():.5f} ({errors[-1].min():.5f} to {errors[-1].max():.5f}) at T = {t[-1]}"
+                )
         start = max(float(row["error"]) for row in mine)
         for power in (0.5, 1.0):
-            axes.loglog([10, 300], [start, start * 30**-power], ":", color="#9aa5b1")
-            axes.annotate(f"$T^{{-{power:g}}}$", (300, start * 30**-power), fontsize=8, color="#616e7c")
-        decorate(axes, f"{smooth}: n = 400, d = 200, l1 ball of radius 20", "steps T")
+            axes.loglog([10, 10_000], [start, start * 1000**-power], ":", color="#9aa5b1")
+            axes.annotate(f"$T^{{-{power:g}}}$", (10_000, start * 1000**-power), fontsize=8, color="#616e7c")
+        decorate(axes, f"{smooth}: n = {n}, d = {d}, l1 ball of radius {radius:g}", "steps T")
     figure.axes[0].set_ylabel("training error of the average iterate")
     figure.savefig(OUT / "compressed-rates.png")
 
 
 # -- 2: private error against the dimension ------------------------------------------------------------
 
-STEPS = 15
-PRIVATE: dict[str, Callable[[str, int], Method]] = {
-    "projected DP-GD, no sketch": lambda c, m: dp_comp_gd(c, None),
-    "DP-CompGD, form A (clip after sketch)": lambda c, m: dp_comp_gd(c, m, CLIP_AFTER_SKETCH),
-    "DP-CompGD, form C (linear sketch)": lambda c, m: dp_comp_gd(c, m, LINEAR_SKETCH),
-}
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the studies of private error."""
+
+    name: str
+    make: Callable[[str], Method]
+    m: int | None = None
+    steps: int = 15
+
+    @property
+    def label(self) -> str:
+        return self.name if self.m is None else f"{self.name}, m = {self.m}"
+
+
+FEW = (
+    Line("projected DP-GD, no sketch", lambda c: dp_comp_gd(c, None)),
+    Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 50, CLIP_AFTER_SKETCH), 50),
+    Line("DP-CompGD, C", lambda c: dp_comp_gd(c, 50, LINEAR_SKETCH), 50),
+    Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 200, CLIP_AFTER_SKETCH), 200),
+    Line("GD without noise, no sketch", lambda c: comp_gd(c, None)),
+    Line("CompGD without noise", lambda c: comp_gd(c, 50), 50),
+    Line("CompGD without noise", lambda c: comp_gd(c, 200), 200),
+)
+MANY = (replace(FEW[0], steps=590), replace(FEW[2], steps=590))
+"""As many steps as minimise the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, n = 2000."""
 
 
 def private_errors(
-    x: Tensor, y: Tensor, constraint: str, m: int, lrs: Sequence[float], seeds: int, score: Callable[[nn.Module], Row]
+    x: Tensor, y: Tensor, constraint: str, lines: Sequence[Line], score: Callable[[nn.Module], Row]
 ) -> Iterator[Row]:
-    """Each method at the step size of the grid that is best for the first seed, over seeds."""
+    """Each line at the step size that is best for one seed, over three others."""
     n, d = x.shape
-    for name, make in PRIVATE.items():
+    for line in lines:
+        if line.m is not None and line.m >= d:
+            continue
 
-        def one(lr: float, seed: int, make: Callable[[str, int], Method] = make) -> Row:
-            model = zero_model(d).to(x.dtype)
-            trainer = trainer_of(make(constraint, m), model, logistic, FullBatch(), n, STEPS, lr, seed, 0.0, 1.0)
+        def one(lr: float, seed: int, line: Line = line) -> Row:
+            model, method = zero_model(d).to(x.dtype), line.make(constraint)
+            epsilon = 1.0 if method.private else None
+            trainer = trainer_of(method, model, logistic, FullBatch(), n, line.steps, lr, seed, 0.0, epsilon)
             trainer.fit((x, y))
             assert trainer.average is not None
             return score(trainer.average.module) | {"seed": seed, "lr": lr}
 
-        first = min((one(lr, 0) for lr in lrs), key=lambda row: row["error"])
-        for row in [first, *(one(first["lr"], seed) for seed in range(1, seeds))]:
-            yield {"method": name, "d": d, "m": m} | row
+        started = time.process_time()
+        best = interior(lambda lr: float(one(lr, 0)["error"]), [8.0 * 4**k for k in range(8)])
+        for seed in (1, 2, 3):
+            yield {"method": line.label, "steps": line.steps, "d": d} | one(best, seed)
+        print(
+            f"{line.label}, {line.steps} steps, d = {d}: lr {best:g}, {time.process_time() - started:.0f} s", flush=True
+        )
 
 
 def dimension(again: bool) -> None:
     """Training error above the optimum on made data, as d grows and n stays."""
 
     def run() -> Iterator[Row]:
-        for d in (50, 400, 3200):
+        for d in (100, 800, 3200):
             x, y = sparse_problem(2000, d, noise=0.05)
             # rows of length 1 make entries of size 1/sqrt(d): the useful ones are made longer, so that d alone changes
             x[:, :5] *= math.sqrt(d / 50)
             x = x / x.norm(dim=1, keepdim=True).clamp_min(1.0)
             x = x.float()
-            optimum = best_value(x.double(), y, logistic, 20.0, most=600)
+            optimum = best_value(x.double(), y, logistic, 20.0, accuracy=1e-5)
 
             def score(model: nn.Module, x: Tensor = x, y: Tensor = y, optimum: float = optimum) -> Row:
                 return {"error": float(logistic(model(x).detach(), y).mean()) - optimum}
 
-            yield from private_errors(x, y, "l1:20", 50, (8.0, 32.0, 128.0, 512.0, 2048.0), 2, score)
+            yield from private_errors(x, y, "l1:20", FEW + MANY, score)
 
     rows = table("compressed-dimension", run, again)
-    draw_dimension(rows, "compressed-dimension", "error", "training error above the optimum",
-                   "made data, n = 2000, epsilon = 1, 15 steps, m = 50, l1 ball of radius 20")  # fmt: skip
+    draw_dimension(rows, "compressed-dimension", "training error above the optimum",
+                   "made data, n = 2000, epsilon = 1, l1 ball of radius 20")  # fmt: skip
 
 
 def adult(again: bool) -> None:
@@ -225,32 +322,39 @@ def adult(again: bool) -> None:
                 found = evaluate(model, logistic, test)
                 return {"error": found["loss"], "accuracy": found["accuracy"]}
 
-            yield from private_errors(x, y, "l1:40", 50, (4.0, 16.0, 64.0, 256.0, 1024.0), 2, score)
+            yield from private_errors(x, y, "l1:40", FEW, score)
 
     rows = table("compressed-adult", run, again)
-    draw_dimension(rows, "compressed-adult", "error", "test loss",
-                   "Adult with crosses, n = 4000, epsilon = 1, 15 steps, m = 50, l1 ball of radius 40")  # fmt: skip
+    draw_dimension(rows, "compressed-adult", "test loss",
+                   "Adult with crosses, n = 4000, epsilon = 1, l1 ball of radius 40")  # fmt: skip
 
 
-def draw_dimension(rows: Sequence[Row], name: str, key: str, label: str, title: str) -> None:
-    figure = Figure(figsize=(7.5, 4.4), dpi=140, layout="constrained")
-    axes = figure.subplots()
-    for colour, method in zip(COLOURS, PRIVATE, strict=False):
-        mine = [row for row in rows if row["method"] == method]
-        sizes = sorted({int(row["d"]) for row in mine})
-        values = [[float(row[key]) for row in mine if int(row["d"]) == d] for d in sizes]
-        style = "o--" if "form C" in method else "o-"  # it lies on form A
-        axes.plot(sizes, [np.mean(v) for v in values], style, color=colour, label=method, markersize=4)
-        axes.fill_between(
-            sizes, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0
-        )
-        for d, v in zip(sizes, values, strict=True):
-            extra = [float(row["accuracy"]) for row in mine if int(row["d"]) == d and row.get("accuracy")]
-            shown = f", accuracy {100 * np.mean(extra):.1f} %" if extra else ""
-            print(f"{method:<40} d = {d:<5} {label} {np.mean(v):.4f}{shown}")
-    axes.set_xscale("log")
-    decorate(axes, title, "dimension d")
-    axes.set_ylabel(label)
+def draw_dimension(rows: Sequence[Row], name: str, label: str, title: str) -> None:
+    panels = sorted({int(row["steps"]) for row in rows})
+    figure = Figure(figsize=(1.5 + 5.0 * len(panels), 4.6), dpi=140, layout="constrained")
+    colours = dict(zip(dict.fromkeys(row["method"] for row in rows), [*COLOURS, *COLOURS], strict=False))
+    for axes, steps in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        shown = [row for row in rows if int(row["steps"]) == steps]
+        for method in dict.fromkeys(row["method"] for row in shown):
+            mine = [row for row in shown if row["method"] == method]
+            sizes = sorted({int(row["d"]) for row in mine})
+            values = [[float(row["error"]) for row in mine if int(row["d"]) == d] for d in sizes]
+            style = ":" if "without noise" in method else "--" if ", C" in method else "-"
+            colour = colours[method]
+            axes.plot(sizes, [np.mean(v) for v in values], style, marker="o", color=colour, label=method, markersize=4)
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            for d, v in zip(sizes, values, strict=True):
+                at = [row for row in mine if int(row["d"]) == d]
+                extra = [float(row["accuracy"]) for row in at if row.get("accuracy")]
+                accuracy = f", accuracy {100 * np.mean(extra):.1f} %" if extra else ""
+                print(
+                    f"{method:<36} {steps} steps, d = {d:<5} lr {at[0]['lr']:<8} "
+                    f"{label} {np.mean(v):.4f} ({min(v):.4f} to {max(v):.4f}){accuracy}"
+                )
+        axes.set_xscale("log")
+        decorate(axes, f"{title}, {steps} steps", "dimension d")
+    figure.axes[0].set_ylabel(label)
     figure.savefig(OUT / f"{name}.png")
 
 

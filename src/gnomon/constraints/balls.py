@@ -10,16 +10,23 @@ from torch import Tensor
 
 from gnomon import validate
 
+SHORT = 2**11
+"""Up to so many numbers are sorted; beyond, passes over all of them take less time."""
+
 
 def threshold(values: Tensor, total: float) -> float:
-    """The number t with `sum max(values - t, 0) = total`, for a total above 0 (Michelot 1986).
+    """The number t with `sum max(values - t, 0) = total`, for a total above 0.
 
-    Values at or below the mean excess of those that remain are dropped until none is: a few passes, no sorting.
+    It is the largest mean excess of the k largest values over all k. In a long vector it is found by dropping what is
+    at or below the mean excess of those that remain until none is: a few passes, no sorting (Michelot 1986).
 
     >>> threshold(torch.tensor([3.0, 1.0]), 2.5)
     0.75
     """
     left = values.double()
+    if 0 < len(left) <= SHORT:
+        excess = left.sort(descending=True).values.cumsum(0).sub_(total)
+        return float(excess.div_(torch.arange(1, len(left) + 1, device=left.device)).max())
     found = (float(left.sum()) - total) / max(len(left), 1)
     while True:
         kept = left[left > found]
@@ -65,8 +72,8 @@ class L1Ball:
 
     def lowest(self, direction: Tensor) -> Tensor:
         point = torch.zeros_like(direction)
-        largest = direction.abs().argmax()
-        point[largest] = -self.radius * direction[largest].sign()
+        largest = int(direction.abs().argmax())
+        point[largest] = -math.copysign(self.radius, direction[largest])
         return point
 
     def width(self, size: int) -> float:

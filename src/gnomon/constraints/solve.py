@@ -49,39 +49,43 @@ def nearest_fit(
     tensor([0.2500, 0.2500])
     """
     curvature = stretch**2 + TIE
-    scale = float(wanted.square().sum()) / 2
+    scale = _square(wanted) / 2
     point, ahead, speed = start, start, 1.0
     at_point = at_ahead = -wanted  # residuals
     floor, iteration, gap = -math.inf, 0, 0.0
     if scale == 0:
         return Fit(start, 0, 0.0)
     while iteration < most:
-        slope = transpose(at_ahead) + TIE * (ahead - start)
-        value = _value(at_ahead, ahead - start)
+        moved = ahead - start
+        slope = transpose(at_ahead).add_(moved, alpha=TIE)
+        value = (_square(at_ahead) + TIE * _square(moved)) / 2
         floor = max(floor, value - float(slope @ (ahead - constraint.lowest(slope))))
         while True:
             iteration += 1
-            found = constraint.project(ahead - slope / curvature)
-            residual = apply(found - start) - wanted
-            bend = float((residual - at_ahead).square().sum())
-            length = float((found - ahead).square().sum())
+            found = constraint.project(ahead.sub(slope, alpha=1 / curvature))
+            moved = found - start
+            residual = apply(moved).sub_(wanted)
+            bend = _square(residual - at_ahead)
+            step = found - ahead
+            length = _square(step)
             if bend <= (curvature - TIE) * length * (1 + 1e-4) or length == 0 or iteration >= most:
                 break
             curvature *= 2.0
-        gap = (_value(residual, found - start) - floor) / scale
+        gap = ((_square(residual) + TIE * _square(moved)) / 2 - floor) / scale
         if gap <= accuracy or length == 0:
             point = found
             break
-        if float((ahead - found) @ (found - point)) > 0:
+        drift = found - point
+        if float(step @ drift) < 0:
             speed = 1.0  # the momentum points uphill
         following = (1 + math.sqrt(1 + 4 * speed**2)) / 2
         momentum = (speed - 1) / following
-        ahead = found + momentum * (found - point)
-        at_ahead = residual + momentum * (residual - at_point)
+        ahead = found.add(drift, alpha=momentum)
+        at_ahead = residual.add(residual - at_point, alpha=momentum)
         point, at_point, speed = found, residual, following
         curvature *= 0.8  # a larger step next time; it is checked
     return Fit(point, iteration, max(gap, 0.0))
 
 
-def _value(residual: Tensor, move: Tensor) -> float:
-    return float(residual.square().sum()) / 2 + TIE * float(move.square().sum()) / 2
+def _square(vector: Tensor) -> float:
+    return float(vector @ vector)

@@ -189,8 +189,12 @@ class SketchBasis:
             number, tile = job
             tile.values.copy_(self._normal(number, tile.values.shape[1]))
 
+        jobs = list(enumerate(self._drawn(matrix)))
+        if len(jobs) == 1:
+            fill(jobs[0])  # starting threads would take longer
+            return matrix
         with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-            list(pool.map(fill, enumerate(self._drawn(matrix))))
+            list(pool.map(fill, jobs))
         return matrix
 
     def _tiles(self) -> Iterator[Tile]:
