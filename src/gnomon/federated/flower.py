@@ -189,7 +189,11 @@ def _train(message: Message, context: Context) -> Message:
 def _answer(parcel: Parcel, node: Mapping[str, Any]) -> Parcel:
     config, sites = read_federation(Path(str(node["federation"])))
     torch_threads(config.threads)
-    return answer(config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), parcel)
+    place, known = node.get("ledger"), node.get("data-id")
+    return answer(
+        config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), parcel,
+        ledger=None if place is None else Path(str(place)), dataset=None if known is None else str(known),
+    )  # fmt: skip
 
 
 def _note(error: Exception, node: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from gnomon.federated.parcel import Parcel
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.refused import Refused
 from gnomon.federated.server import Ended, Server
+from gnomon.ledger import OverBudget
 from gnomon.training import BudgetExhausted, evaluate
 from gnomon.training.watch import Record, averaged
 
@@ -67,7 +68,7 @@ def reason_of(error: Exception) -> Refused:
     """
     if isinstance(error, Refused):
         return Refused(error.reason)
-    return Refused("budget" if isinstance(error, BudgetExhausted) else "error")
+    return Refused("budget" if isinstance(error, BudgetExhausted | OverBudget) else "error")
 
 
 def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[str]], None]) -> Ended:
