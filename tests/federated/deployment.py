@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -113,9 +114,11 @@ class Deployment:
         self.wait_for(lambda: self.flwr("ls", "test", check=False).returncode == 0, 60, "SuperLink")
 
     def supernode(self, name: str, config: dict[str, str], register: bool = True) -> None:
-        node_key(self.place, name)
-        if register:
-            self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
+        """Start a node, for the first time with a new key."""
+        if not (self.place / f"{name}.node").exists():
+            node_key(self.place, name)
+            if register:
+                self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
         settings = " ".join(f'{key}="{value}"' for key, value in config.items())
         self.start(
             name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
@@ -153,6 +156,15 @@ class Deployment:
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.place.glob("*.log")
         )
+
+    def server_app(self) -> int:
+        """The process id of the run's server app, which SuperLink has started."""
+        group = self.processes["superlink"].pid
+        for found in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getsid(int(found.name)) == group and b"serverapp" in (found / "cmdline").read_bytes():
+                    return int(found.name)
+        raise AssertionError(f"no server app is running\n{self.logs()}")
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         process = self.processes.pop(name)

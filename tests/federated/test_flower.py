@@ -357,8 +357,9 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
-    with pytest.raises(RuntimeError, match="budget"):  # the site paid for round 2 twice and sits out the last one
-        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
+    assert refused == [{"round": 3, "client": "north", "why": REASONS["budget"]}], "it paid for round 2 twice"
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert reserved(tmp_path / "ledger.sqlite") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,8 +16,10 @@ from safetensors.torch import load_file
 
 from gnomon.accounting import epsilon
 from gnomon.cli import main
+from gnomon.data import DataError, load
 from gnomon.federated.memory import Memory
 from gnomon.federated.run import federate, resume
+from gnomon.federated.setup import build
 from gnomon.federated_config import METHODS, FederateConfig
 from gnomon.ledger import Budget, Ledger
 from gnomon.validate import SettingError
@@ -72,6 +75,25 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     ledger.shut()
 
 
+@pytest.mark.data
+def test_a_table_is_split_by_a_column_that_has_a_name(tmp_path):
+    try:
+        source = load("adult")
+    except DataError as error:
+        pytest.skip(f"needs Adult in the folder that GNOMON_DATA names ({error})")
+    config = FederateConfig(
+        data="adult", method="fedavg", clients=4, noise_multiplier=3.0, partition="column:workclass"
+    )
+    clients = build(config).clients.values()
+    held = [set(source.columns["workclass"].keys(client.data.inputs)) for client in clients]
+    assert sum(map(len, held)) == len(set.union(*held)), "every value is with one client"
+    assert {"Private"} in held
+    assert sum(len(client.data) for client in clients) == len(source.train)
+    named = dataclasses.replace(config, partition="column:nowhere")
+    with pytest.raises(SettingError, match="native-country"):
+        build(named)
+
+
 @pytest.mark.parametrize("flags", [["--insecure-noise-seed", "1"], ["--ledger", "none"]])
 def test_a_study_and_a_run_that_counts_alone_write_no_ledger(flags, tmp_path, own_ledger):
     main(["federate", "--simulate", "--noise-multiplier", "3", "--rounds", "1", "--quiet",
@@ -111,6 +133,9 @@ def test_learning_shows_on_digits(tmp_path):
     [
         (["--partition", "nowhere"], "partition"),
         (["--partition", "shards:x"], "partition"),
+        (["--partition", "column:colour"], "column:N, or a place below 64"),
+        (["--partition", "column:64"], "a place below 64"),
+        (["--partition", "column:0"], "clients = 5"),
         (["--clients", "0"], "clients"),
         (["--rounds", "0"], "rounds"),
         (["--holdout", "1"], "holdout"),

@@ -80,30 +80,36 @@ class OverFlower:
         self._grid, self._sites, self._deadline = grid, sites, deadline
         self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
         self._asked: set[int] = set(self._nodes.values())
+        self._missed: set[str] = set()
 
     def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
-        self._meet(parcels)
-        known = {name: self._nodes[name] for name in parcels if name in self._nodes}
+        online = self._meet(parcels)
+        known = {name: self._nodes[name] for name in parcels if self._nodes.get(name) in online}
         names = {node: name for name, node in known.items()}
         messages = [self._message(parcels[name], node) for name, node in known.items()]
-        for reply in self._grid.send_and_receive(messages, timeout=self._deadline):
+        self._missed |= set(parcels)
+        for reply in self._grid.send_and_receive(messages, timeout=self._deadline) if messages else ():
             name = names.get(reply.metadata.src_node_id)
             if name is not None:
+                self._missed.discard(name)
                 yield name, _read(reply)
 
     def _message(self, parcel: Parcel, node: int) -> Message:
         content, ttl = to_records(parcel), self._deadline
         return Message(content=content, message_type="train", dst_node_id=node, group_id=str(parcel.round), ttl=ttl)
 
-    def _meet(self, wanted: Mapping[str, Parcel]) -> None:
-        """Wait, up to the deadline, until every wanted site has a node; new nodes are asked for their names."""
+    def _meet(self, wanted: Mapping[str, Parcel]) -> set[int]:
+        """The nodes that are there. New ones are asked for their names.
+
+        Waits, up to the deadline, for wanted sites that are not; for one that missed its last round nobody waits.
+        """
         until = time.monotonic() + self._deadline
-        while time.monotonic() < until:
+        while True:
             online = set(self._grid.get_node_ids())
-            strangers = online - self._asked
-            self._ask(strangers, until)
-            if all(self._nodes.get(name) in online for name in wanted):
-                return
+            self._ask(online - self._asked, until)
+            missing = [name for name in wanted if self._nodes.get(name) not in online and name not in self._missed]
+            if not missing or time.monotonic() >= until:
+                return online
             time.sleep(POLL)
 
     def _ask(self, nodes: set[int], until: float) -> None:

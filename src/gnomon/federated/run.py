@@ -19,6 +19,7 @@ from gnomon.federated.entries import LEDGER, Entries
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import array_bytes
 from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.server import Ended
 from gnomon.federated.setup import Federation, build, names, participations
 from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
@@ -32,8 +33,8 @@ from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
 from gnomon.validate import whole
 
-STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
-FILES = (STATE, ASKED, LEDGER, "bytes.md")
+STATE, ASKED, METRICS, REFUSED = "state.safetensors", "asked.jsonl", "metrics.jsonl", "refused.jsonl"
+FILES = (STATE, ASKED, REFUSED, LEDGER, "bytes.md")
 ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
 
 
@@ -46,6 +47,7 @@ class FederatedRun:
     federation: Federation
     folder: Path
     stopped: str
+    """"finished", "interrupted", or "budget" if all clients' budgets ended before the last round."""
 
 
 def federate(
@@ -155,6 +157,11 @@ def go(
             file.flush()
             os.fsync(file.fileno())
 
+    def ended(how: Ended) -> None:
+        """Who was refused, and why, by name."""
+        for name, why in how.refused.items():
+            folder.append(REFUSED, json.dumps({"round": how.round, "client": name, "why": why}))
+
     stopped, failed = "finished", None
     with (
         StopRequest() as stop,
@@ -169,6 +176,7 @@ def go(
                 heldout=federation.heldout,
                 delta=config.target_delta,
                 on_begin=asked,
+                on_end=ended,
             ):
                 history.append(record)
                 folder.write(STATE, _state(federation).to_bytes())
@@ -180,8 +188,11 @@ def go(
                 if stop.asked:
                     stopped = "interrupted"
                     break
-        except RoundFailed as error:
-            failed = error  # what was reached before is kept
+        except RoundFailed as error:  # what was reached before is kept
+            if error.spent and history:
+                stopped = "budget"
+            else:
+                failed = error
     for client in federation.clients.values():
         client.spending.stop()
     if failed is not None and not history:

@@ -273,7 +273,7 @@ def build(
     source = load(config.data, config.data_dir)
     name = "pcdp" if config.method in PUBLIC else "dp-sgd"
     split = records(local_config(config, name), source)
-    parts = partition(config, split.private).split(split.private.targets, config.clients, config.split_seed)
+    parts = partition(config, split.private, source).split(split.private.targets, config.clients, config.split_seed)
     train, heldout = {}, {}
     for client, part in zip(names(config), parts, strict=True):
         kept = _kept_back(config, part)
