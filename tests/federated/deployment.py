@@ -72,6 +72,15 @@ def node_key(place: Path, name: str) -> None:
     (place / f"{name}.node.pub").write_bytes(public + b"\n")
 
 
+def ancestors(process: int) -> set[int]:
+    """The ids of a process's parent, its parent's parent, and so on."""
+    found: set[int] = set()
+    while process > 1:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        found.add(process)
+    return found
+
+
 class Deployment:
     """Processes that were started here, and are ended here by their ids."""
 
@@ -157,12 +166,19 @@ class Deployment:
             f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.place.glob("*.log")
         )
 
+    def pace(self) -> float:
+        """How many seconds a site's process takes to start, on this machine at this time."""
+        started = time.monotonic()
+        command = [sys.executable, "-c", "import gnomon.federated.flower"]
+        subprocess.run(command, check=True, env=self.environment, cwd=self.place)
+        return time.monotonic() - started
+
     def server_app(self) -> int:
         """The process id of the run's server app, which SuperLink has started."""
-        group = self.processes["superlink"].pid
         for found in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if os.getsid(int(found.name)) == group and b"serverapp" in (found / "cmdline").read_bytes():
+                named = b"flwr-serverapp" in (found / "cmdline").read_bytes()
+                if named and self.processes["superlink"].pid in ancestors(int(found.name)):
                     return int(found.name)
         raise AssertionError(f"no server app is running\n{self.logs()}")
 

@@ -73,11 +73,13 @@ def to_parcel(records: RecordDict) -> Parcel:
 class OverFlower:
     """Delivers a round's parcels through Flower's grid, and waits for the answers until a deadline.
 
-    A site is the node that first says its name, or the node that the settings pin to it.
+    A site is the node that first says its name, or the node that the settings pin to it. Before its first round the
+    server waits for sites that are not there yet, up to `patience` seconds.
     """
 
-    def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float) -> None:
+    def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float, patience: float | None = None) -> None:
         self._grid, self._sites, self._deadline = grid, sites, deadline
+        self._patience = deadline if patience is None else patience
         self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
         self._asked: set[int] = set(self._nodes.values())
         self._missed: set[str] = set()
@@ -101,9 +103,9 @@ class OverFlower:
     def _meet(self, wanted: Mapping[str, Parcel]) -> set[int]:
         """The nodes that are there. New ones are asked for their names.
 
-        Waits, up to the deadline, for wanted sites that are not; for one that missed its last round nobody waits.
+        Waits for wanted sites that are not; for one that missed its last round nobody waits.
         """
-        until = time.monotonic() + self._deadline
+        until = time.monotonic() + self._patience
         while True:
             online = set(self._grid.get_node_ids())
             self._ask(online - self._asked, until)
@@ -143,7 +145,7 @@ def _read(reply: Message) -> Parcel | Refused:
         return refused
 
 
-def serve(place: Path, out: Path, grid: Grid, deadline: float) -> None:
+def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float | None = None) -> None:
     """All rounds that are left of a federation; a folder with rounds in it is gone on with."""
     config, sites = read_federation(place)
     torch_threads(config.threads)
@@ -158,7 +160,7 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float) -> None:
     else:
         folder = RunFolder(out)
         folder.write("config.yaml", config.to_yaml().encode())
-    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline))
+    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline, patience))
 
 
 server_app = ServerApp()
@@ -167,7 +169,8 @@ server_app = ServerApp()
 @server_app.main()
 def _serve(grid: Grid, context: Context) -> None:
     settings = context.run_config
-    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, float(settings["deadline"]))
+    times = (float(settings[name]) for name in ("deadline", "patience"))
+    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, *times)
 
 
 # -- a site's side ---------------------------------------------------------------------------------
