@@ -217,6 +217,7 @@ def _add_federate(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/federated-<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    cli_ledger.add_ledger_flag(parser)
     _add_settings(parser, NOT_FEDERATED, FederateConfig)
 
 
@@ -229,20 +230,27 @@ def _federate(args: argparse.Namespace) -> int:
         raise SettingError("simulate", False, "--simulate, --resume FOLDER, or see docs/federated.md for a deployment")
     try:
         if args.resume is not None:
-            run = resume(args.resume, progress=not args.quiet)
+            moved = None if args.ledger is None else cli_ledger.existing(args)
+            run = resume(args.resume, progress=not args.quiet, ledger=moved)
         else:
             config = _config(args, federated_recipe)
             stem = Path(config.data.removeprefix("npz:")).stem
             out = args.out or Path("runs") / f"federated-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-            run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet)
+            ledger = None if config.insecure_noise_seed is not None else cli_ledger.chosen(args.ledger)
+            run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=ledger)
     except RoundFailed as error:
         raise ValueError(str(error)) from error
     last = run.history[-1]
     if run.stopped == "interrupted":
         print(f"stopped by Ctrl-C after round {last['round']}; go on with: gnomon federate --resume {run.folder}")
+    elif run.stopped == "budget":
+        print(f"stopped after round {last['round']}: the budgets of all clients are spent")
     print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")
+    if (total := run.statement.ledger) is not None:
+        spent = "infinite" if total["epsilon"] is None else f"{total['epsilon']:.3f}"
+        print(f"on these data  epsilon = {spent}, {total['runs']} runs together, for the client that paid the most")
     for caveat in run.statement.caveats:
         print(f"caveat         {caveat}")
     for what, file in (("statement", "statement.txt"), ("picture", "curve.png"), ("traffic", "bytes.md")):

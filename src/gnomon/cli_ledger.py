@@ -21,13 +21,7 @@ NO_LEDGER = "none"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that say where its steps are counted."""
-    group = parser.add_argument_group("ledger")
-    group.add_argument(
-        "--ledger",
-        metavar="FILE",
-        help="where all runs on the same data are added up (default: GNOMON_LEDGER, or a file of the user, see "
-        "gnomon ledger show); 'none' counts this run alone",
-    )
+    group = add_ledger_flag(parser)
     group.add_argument(
         "--checkpoint-every",
         type=int,
@@ -37,6 +31,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
     )
+
+
+def add_ledger_flag(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flag that names the ledger, in a group of its own."""
+    group = parser.add_argument_group("ledger")
+    group.add_argument(
+        "--ledger",
+        metavar="FILE",
+        help="where all runs on the same data are added up (default: GNOMON_LEDGER, or a file of the user, see "
+        "gnomon ledger show); 'none' counts this run alone",
+    )
+    return group
 
 
 def add_resume(commands: Any, finish: Callable[[Run], int]) -> None:
@@ -58,7 +64,7 @@ def add_resume(commands: Any, finish: Callable[[Run], int]) -> None:
 def _resume(args: argparse.Namespace) -> Run:
     from gnomon.resume import resume
 
-    return resume(args.folder, ledger=_existing(args) if args.ledger else None, progress=not args.quiet)
+    return resume(args.folder, ledger=existing(args) if args.ledger else None, progress=not args.quiet)
 
 
 def chosen(path: str | None) -> Ledger | None:
@@ -113,7 +119,7 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
     return parser
 
 
-def _existing(args: argparse.Namespace) -> Ledger:
+def existing(args: argparse.Namespace) -> Ledger:
     from gnomon.ledger import Ledger, default_path
 
     path = Path(args.ledger) if args.ledger else default_path()
@@ -125,7 +131,7 @@ def _existing(args: argparse.Namespace) -> Ledger:
 def _show(args: argparse.Namespace) -> int:
     from gnomon.ledger.state import RECORD
 
-    ledger = _existing(args)
+    ledger = existing(args)
     state = ledger.state()
     if not args.json:
         print(f"ledger  {ledger.path}, head {state.head}")
@@ -182,14 +188,14 @@ def _names(state: State, dataset: str) -> str:
 def _verify(args: argparse.Namespace) -> int:
     from gnomon.ledger import Head
 
-    ledger = _existing(args)
+    ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
     print(f"{count} entries, every one in its place; head {ledger.head()}")
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    for line in _existing(args).export():
+    for line in existing(args).export():
         print(line)
     return 0
 
@@ -211,7 +217,7 @@ def _budget(args: argparse.Namespace) -> int:
 
 
 def _close(args: argparse.Namespace) -> int:
-    ledger = _existing(args)
+    ledger = existing(args)
     ledger.close(args.run)
     run = ledger.run(args.run)
     print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")

@@ -64,3 +64,11 @@ def test_what_cannot_be_is_refused_by_name(rule, clients, named):
         return
     with pytest.raises(SettingError, match=named):
         rule.split(TARGETS, clients)
+
+
+def test_small_keys_share_a_client_and_too_small_a_client_is_an_error_that_says_what_fits():
+    keys = ["big"] * 50 + ["middle"] * 30 + ["small"] * 3 + ["tiny"] * 2
+    assert sorted(map(len, ByKey(keys).split(torch.zeros(85), 3))) == [5, 30, 50]
+    assert sorted(map(len, ByKey(keys, least=10).split(torch.zeros(85), 2))) == [35, 50]
+    with pytest.raises(SettingError, match=r"at most 2: with 3 of them one has 5 records, fewer than 10"):
+        ByKey(keys, least=10).split(torch.zeros(85), 3)

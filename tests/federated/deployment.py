@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -71,6 +72,15 @@ def node_key(place: Path, name: str) -> None:
     (place / f"{name}.node.pub").write_bytes(public + b"\n")
 
 
+def ancestors(process: int) -> set[int]:
+    """The ids of a process's parent, its parent's parent, and so on."""
+    found: set[int] = set()
+    while process > 1:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        found.add(process)
+    return found
+
+
 class Deployment:
     """Processes that were started here, and are ended here by their ids."""
 
@@ -113,9 +123,11 @@ class Deployment:
         self.wait_for(lambda: self.flwr("ls", "test", check=False).returncode == 0, 60, "SuperLink")
 
     def supernode(self, name: str, config: dict[str, str], register: bool = True) -> None:
-        node_key(self.place, name)
-        if register:
-            self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
+        """Start a node, for the first time with a new key."""
+        if not (self.place / f"{name}.node").exists():
+            node_key(self.place, name)
+            if register:
+                self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
         settings = " ".join(f'{key}="{value}"' for key, value in config.items())
         self.start(
             name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
@@ -153,6 +165,22 @@ class Deployment:
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.place.glob("*.log")
         )
+
+    def pace(self) -> float:
+        """How many seconds a site's process takes to start, on this machine at this time."""
+        started = time.monotonic()
+        command = [sys.executable, "-c", "import gnomon.federated.flower"]
+        subprocess.run(command, check=True, env=self.environment, cwd=self.place)
+        return time.monotonic() - started
+
+    def server_app(self) -> int:
+        """The process id of the run's server app, which SuperLink has started."""
+        for found in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                named = b"flwr-serverapp" in (found / "cmdline").read_bytes()
+                if named and self.processes["superlink"].pid in ancestors(int(found.name)):
+                    return int(found.name)
+        raise AssertionError(f"no server app is running\n{self.logs()}")
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         process = self.processes.pop(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+import os
+import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,16 +14,29 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from gnomon.accounting import epsilon
+from gnomon.cli import main
 from gnomon.data import Records, load
 from gnomon.federated import Parcel, Refused, flower
 from gnomon.federated.refused import REASONS
 from gnomon.federated.setup import build_server
+from gnomon.federated.simulate import reason_of
 from gnomon.federated.sites import Site, SiteFolder, answer, read_federation
 from gnomon.federated_config import FederateConfig
+from gnomon.ledger import Budget, Ledger, LedgerError, OverBudget
+from gnomon.release import SecureNoise
 from gnomon.validate import SettingError
 
 CONFIG = FederateConfig(method="fedpcdp", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2)
 SITES = {"north": Site(300), "south": Site(300)}
+
+
+def reserved(path) -> int:
+    """What a ledger has been paid for, as another process would see it."""
+    ledger = Ledger(path)
+    found = sum(run.reserved for run in ledger.state().runs.values())
+    ledger.shut()
+    return found
 
 
 def store(path, records: Records, test: Records) -> str:
@@ -83,37 +98,119 @@ def test_a_message_that_is_too_large_is_not_even_read(monkeypatch):
 # -- a site's folder -------------------------------------------------------------------------------
 
 
-def test_a_site_goes_on_where_its_last_process_stopped_and_pays_before_it_draws(federation, tmp_path):
+def test_a_site_goes_on_where_its_last_process_stopped(federation, tmp_path):
     server, data = federation
+    ledgers = {name: tmp_path / f"{name}.sqlite" for name in SITES}
     state = {name: tmp_path / f"{name}-state" for name in SITES}
     for expected in (2, 4):
         for name, parcel in server.begin().items():
-            server.accept(name, answer(CONFIG, SITES, name, data[name], state[name], parcel))
+            server.accept(name, answer(CONFIG, SITES, name, data[name], state[name], parcel, ledger=ledgers[name]))
         ended = server.end()
         assert ended.accepted == ["north", "south"], ended.refused
-        assert json.loads((state["north"] / "spent.json").read_text())["steps"] == expected
+        assert reserved(ledgers["north"]) == expected
     server.rounds = 3
     with pytest.raises(Refused, match="budget"):
-        answer(CONFIG, SITES, "north", data["north"], state["north"], server.begin()["north"])
+        answer(CONFIG, SITES, "north", data["north"], state["north"], server.begin()["north"], ledger=ledgers["north"])
 
 
-def test_a_round_that_was_killed_after_it_was_paid_stays_paid(federation, tmp_path, monkeypatch):
-    from gnomon import Trainer
+class Killed(SecureNoise):
+    """Ends its process, as kill -9 would, when noise is drawn; says before what the ledger knew at that moment."""
 
+    def __init__(self, place, draws: int) -> None:
+        super().__init__()
+        self.place, self.draws = place, draws
+
+    def normal(self, count):
+        self.draws -= 1
+        if self.draws < 0:
+            (self.place / "known").write_text(str(reserved(self.place / "ledger.sqlite")))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().normal(count)
+
+
+@pytest.mark.parametrize("draws", [0, 1, 3])
+def test_a_round_that_is_killed_was_paid_for_before_its_first_noise_and_stays_paid(
+    draws, federation, tmp_path, monkeypatch
+):
     server, data = federation
     parcel = server.begin()["north"]
-    plain = Trainer.step
+    place = {"ledger": tmp_path / "ledger.sqlite"}
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr("gnomon.federated.setup.SecureNoise", lambda: Killed(tmp_path, draws))
+            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, **place)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "known").read_text() == "2", "both steps of the round were on disk before the first draw"
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, **place)
+    assert reserved(tmp_path / "ledger.sqlite") == 4, "the killed round and the one that was repeated"
+    with pytest.raises(Refused, match="budget"):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", replace(parcel, round=9), **place)
 
-    def killed(self, *batch):
-        raise SystemExit("killed")
 
-    monkeypatch.setattr(Trainer, "step", killed)
-    with pytest.raises(SystemExit):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
-    assert SiteFolder(tmp_path / "state").path.joinpath("spent.json").exists()
-    monkeypatch.setattr(Trainer, "step", plain)
-    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
-    assert json.loads((tmp_path / "state" / "spent.json").read_text())["steps"] == 4
+def test_a_kill_between_the_folder_and_the_ledger_leaves_one_run(federation, tmp_path):
+    server, data = federation
+    SiteFolder(tmp_path / "state").label("fedpcdp, north")  # and then nothing more
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
+    assert reserved(tmp_path / "l") == 2
+
+
+def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp_path, own_ledger, capsys):
+    server, data = federation
+    parcel = server.begin()["north"]
+    for run in ("first", "second"):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / run, parcel)
+    alone = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=2, delta=1e-5)
+    both = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=4, delta=1e-5)
+    text = (tmp_path / "second" / "statement.txt").read_text()
+    assert f"epsilon = {float(alone):.3f}, delta = 1e-05\n" in text
+    assert f"all runs on the data  epsilon = {float(both):.3f}" in text
+    assert main(["ledger", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert f"epsilon = {float(both):.3f}" in shown
+    assert shown.count("fedpcdp, north") >= 2
+
+
+def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp_path, own_ledger):
+    server, data = federation
+    parcel = server.begin()["north"]
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "first", parcel)
+    ledger = Ledger(own_ledger)
+    (dataset,) = ledger.state().datasets
+    ledger.set_budget(dataset, Budget(1.0, 1e-5))
+    before = ledger.head()
+    with pytest.raises(OverBudget) as raised:
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", parcel)
+    assert reason_of(raised.value).reason == "budget"
+    assert ledger.head() == before, "nothing was spent"
+    ledger.shut()
+
+
+def test_a_lost_or_exchanged_ledger_is_refused(federation, tmp_path):
+    server, data = federation
+    parcels = server.begin()
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcels["north"], ledger=tmp_path / "a")
+    with pytest.raises(LedgerError):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcels["north"], ledger=tmp_path / "b")
+    assert reserved(tmp_path / "b") == 0
+
+
+def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path):
+    config = replace(CONFIG, unit="client", noise_multiplier=8.0)
+    _, data = federation
+    source = load("digits")
+    server = build_server(config, source, source.train[:60], dict.fromkeys(SITES, 300))
+    for _ in range(2):
+        answer(
+            config, SITES, "north", data["north"], tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l"
+        )
+        server.end()
+    ledger = Ledger(tmp_path / "l")
+    (run,) = ledger.state().runs.values()
+    ledger.shut()
+    assert (run.reserved, run.account().noise_multiplier, run.account().sampler.name) == (2, 4.0, "full batch")
 
 
 def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_path):
@@ -123,8 +220,8 @@ def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_pat
     with folder.alone(), pytest.raises(Refused):
         answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
     answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
-    other = dataclasses.replace(CONFIG, noise_multiplier=1.0)
-    with pytest.raises(SettingError, match="other settings"):
+    other = replace(CONFIG, noise_multiplier=1.0)
+    with pytest.raises(LedgerError, match="other settings"):
         answer(other, SITES, "north", data["north"], tmp_path / "state", parcel)
 
 
@@ -200,6 +297,7 @@ def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_
         ("sites: {north: -3}", r"sites\.north"),
         ("sites: {north: {records: 3, colour: red}}", r"sites\.north"),
         ("sites: {north: 3}\nnoise-multiplyer: 3", "noise-multiplier"),
+        ("sites: {north: 3}\ninsecure-noise-seed: 3", "insecure-noise-seed"),
     ],
 )
 def test_a_wrong_federation_file_is_named(text, named, tmp_path):
@@ -255,13 +353,15 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
         "sites: {north: 300}\n"
     )
     node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
+    node["ledger"] = str(tmp_path / "ledger.sqlite")
     with pytest.raises(KeyboardInterrupt):
         flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
-    with pytest.raises(RuntimeError, match="budget"):  # the site paid for round 2 twice and sits out the last one
-        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
+    assert refused == [{"round": 3, "client": "north", "why": REASONS["budget"]}], "it paid for round 2 twice"
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
-    assert json.loads((tmp_path / "state" / "spent.json").read_text())["steps"] == 3
+    assert reserved(tmp_path / "ledger.sqlite") == 3
     assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
     assert (tmp_path / "out" / "model.safetensors").exists()

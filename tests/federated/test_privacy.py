@@ -14,6 +14,7 @@ from gnomon.federated.setup import build, participations
 from gnomon.federated.simulate import InProcess, run_round
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
+from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise
 from gnomon.validate import SettingError
 from tests.federated.small import PUBLIC, data, federation, flat, run
@@ -97,17 +98,19 @@ def test_a_client_does_not_go_beyond_its_plan():
     assert {client.trainer.account.steps for client in clients.values()} == {4}
 
 
-def test_the_spending_is_announced_before_any_noise_is_drawn():
-    server, clients = federation(fedavg(), clients=1, rounds=1)
-    client = clients["c0"]
+def test_a_round_is_paid_for_as_a_whole_before_any_noise_is_drawn(tmp_path):
+    config = FederateConfig(method="fedavg", clients=1, rounds=2, steps_per_round=3, noise_multiplier=2.0)
+    ledger = Ledger(tmp_path / "ledger.sqlite", block=3)
+    federation = build(config, ledger=ledger)
+    client = federation.clients["client-0"]
     seen = []
-    noise = client.trainer.noise
-    client._on_spend = lambda steps: seen.append(("spend", steps))
-    plain = noise.normal
-    noise.normal = lambda count: (seen.append(("noise", count)), plain(count))[1]
-    client.train(server.begin()["c0"])
-    assert seen[0] == ("spend", 2)
-    assert ("noise", seen[1][1]) == seen[1]
+    plain = client.trainer.noise.normal
+    client.trainer.noise.normal = lambda count: (seen.append(client.spending.total(1e-5).steps), plain(count))[1]
+    for _ in range(2):
+        run_round(federation.server, InProcess(federation.clients), quietly)
+    draws = len(seen) // 2
+    assert seen == [3] * draws + [6] * draws
+    ledger.shut()
 
 
 def test_what_is_uploaded_is_made_of_what_the_door_released():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gnomon.accounting import epsilon
 from gnomon.cli import main
+from gnomon.data import DataError, load
 from gnomon.federated.memory import Memory
 from gnomon.federated.run import federate, resume
+from gnomon.federated.setup import build
 from gnomon.federated_config import METHODS, FederateConfig
+from gnomon.ledger import Budget, Ledger
 from gnomon.validate import SettingError
 
 QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
@@ -46,6 +51,68 @@ def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys)
     assert "NOT protected" in (out / "statement.txt").read_text()
 
 
+def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client_that_paid_the_most(
+    tmp_path, own_ledger, capsys
+):
+    flags = ["--noise-multiplier", "3", "--clients", "3", "--rounds", "2", "--participation", "0.67", "--quiet"]
+    for number in (1, 2):
+        main(["federate", "--simulate", "--method", "fedavg", *flags, "--out", str(tmp_path / str(number))])
+    ledger = Ledger(own_ledger)
+    entered = ledger.state().runs.values()
+    asked = [name for line in (tmp_path / "1" / "asked.jsonl").open() for name in json.loads(line)["clients"]]
+    assert {run.label.split(" (")[0] for run in entered} == {f"fedavg, {name}" for name in asked}
+    for run in entered:
+        assert run.reserved == 5 * asked.count(run.label.split(" (")[0].removeprefix("fedavg, "))
+        assert not run.open
+    statement = json.loads((tmp_path / "2" / "statement.json").read_text())
+    most = 5 * max(map(asked.count, asked))
+    assert statement["steps"] == most
+    assert statement["ledger"]["runs"] == 2
+    assert statement["ledger"]["steps"] == 2 * most
+    both = epsilon(noise_multiplier=3.0, sample_rate=64 / 479, steps=2 * most, delta=1e-5)
+    assert statement["ledger"]["epsilon"] == pytest.approx(float(both))
+    assert f"epsilon = {float(both):.3f}, 2 runs together" in capsys.readouterr().out
+    ledger.shut()
+
+
+@pytest.mark.data
+def test_a_table_is_split_by_a_column_that_has_a_name(tmp_path):
+    try:
+        source = load("adult")
+    except DataError as error:
+        pytest.skip(f"needs Adult in the folder that GNOMON_DATA names ({error})")
+    config = FederateConfig(
+        data="adult", method="fedavg", clients=4, noise_multiplier=3.0, partition="column:workclass"
+    )
+    clients = build(config).clients.values()
+    held = [set(source.columns["workclass"].keys(client.data.inputs)) for client in clients]
+    assert sum(map(len, held)) == len(set.union(*held)), "every value is with one client"
+    assert {"Private"} in held
+    assert sum(len(client.data) for client in clients) == len(source.train)
+    named = dataclasses.replace(config, partition="column:nowhere")
+    with pytest.raises(SettingError, match="native-country"):
+        build(named)
+
+
+@pytest.mark.parametrize("flags", [["--insecure-noise-seed", "1"], ["--ledger", "none"]])
+def test_a_study_and_a_run_that_counts_alone_write_no_ledger(flags, tmp_path, own_ledger):
+    main(["federate", "--simulate", "--noise-multiplier", "3", "--rounds", "1", "--quiet",
+          "--out", str(tmp_path / "run"), *flags])  # fmt: skip
+    assert not own_ledger.exists()
+    assert json.loads((tmp_path / "run" / "statement.json").read_text())["ledger"] is None
+
+
+def test_a_budget_that_cannot_pay_for_all_rounds_is_refused_before_anything_is_written(tmp_path, own_ledger, capsys):
+    flags = ["federate", "--simulate", "--noise-multiplier", "3", "--clients", "1", "--quiet", "--out"]
+    assert main([*flags, str(tmp_path / "a"), "--rounds", "1"]) == 0
+    ledger = Ledger(own_ledger)
+    ledger.set_budget(next(iter(ledger.state().datasets)), Budget(0.5, 1e-5))
+    ledger.shut()
+    assert main([*flags, str(tmp_path / "b"), "--rounds", "50"]) == 2
+    assert "budget" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_name_on_the_command_line(method, tmp_path):
     run = federate(FederateConfig(method=method, data="digits", **QUICK), tmp_path / "run", progress=False)
@@ -66,6 +133,9 @@ def test_learning_shows_on_digits(tmp_path):
     [
         (["--partition", "nowhere"], "partition"),
         (["--partition", "shards:x"], "partition"),
+        (["--partition", "column:colour"], "column:N, or a place below 64"),
+        (["--partition", "column:64"], "a place below 64"),
+        (["--partition", "column:0"], "clients = 5"),
         (["--clients", "0"], "clients"),
         (["--rounds", "0"], "rounds"),
         (["--holdout", "1"], "holdout"),
@@ -129,7 +199,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path):
+def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
     out = tmp_path / "run"
     command = [
         sys.executable, "-m", "gnomon.cli", "federate", "--simulate", "--method", "fedavg", "--rounds", "400",
@@ -149,6 +219,16 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path):
     assert asked >= 3
     ended = int(Memory.from_bytes((out / "state.safetensors").read_bytes()).numbers["server|round"])
     (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("rounds: 400", f"rounds: {ended + 1}"))
+    ledger = Ledger(own_ledger)
+    before = {run.id: run.reserved for run in ledger.state().runs.values()}
+    assert len(before) == 3
+    assert all(ended <= steps <= asked for steps in before.values()), "every round that ended was paid for"
     again = resume(out, progress=False)
     assert again.history[-1]["round"] == ended + 1
     assert again.statement.steps == asked + 1
+    after = ledger.state().runs
+    assert {run: after[run].reserved for run in before} == before, "what was paid stays paid"
+    assert sorted(run.reserved for run in after.values() if run.id not in before) == [1, 1, 1]
+    assert not any(run.open for run in after.values()), "the killed run holds no steps any more"
+    assert again.statement.ledger["steps"] == max(before.values()) + 1
+    ledger.shut()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -150,14 +150,17 @@ class OneClass:
 class ByKey:
     """Everything with the same key, a speaker, a hospital, the value of a column, goes to one client.
 
-    Keys are dealt so that clients become as equal as they can.
+    Keys are dealt one after the other, the largest first, each to the client that has the fewest records then: clients
+    become as equal as they can, and small keys share a client. A client with fewer than `least` records is an error.
 
-    >>> parts = ByKey(["ann", "bob", "ann", "eve"]).split(torch.zeros(4), clients=2)
-    >>> [part.tolist() for part in parts]
-    [[0, 2], [1, 3]]
+    >>> play = "ROMEO:\\nIs the day so young?\\n\\nBENVOLIO:\\nBut new struck nine.\\n\\nROMEO:\\nAy me!"
+    >>> speakers = [speech.split(":\\n")[0] for speech in play.split("\\n\\n")]
+    >>> [part.tolist() for part in ByKey(speakers).split(torch.zeros(3), clients=2)]
+    [[0, 2], [1]]
     """
 
     keys: Sequence[Any]
+    least: int = 1
     name = "by key"
 
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
@@ -168,10 +171,23 @@ class ByKey:
             groups.setdefault(key.item() if hasattr(key, "item") else key, []).append(position)
         if len(groups) < _count(clients, len(targets)):
             raise validate.SettingError("clients", clients, f"at most {len(groups)}, the number of different keys")
-        parts: list[list[int]] = [[] for _ in range(clients)]
-        for group in sorted(groups.values(), key=len, reverse=True):
-            min(parts, key=len).extend(group)
+        parts = _dealt(list(groups.values()), clients)
+        if (fewest := min(map(len, parts))) < self.least:
+            fits = next((n for n in range(clients - 1, 0, -1) if _fits(groups, n, self.least)), 0)
+            allowed = f"at most {fits}: with {clients} of them one has {fewest} records, fewer than {self.least}"
+            raise validate.SettingError("clients", clients, allowed)
         return _checked(parts)
+
+
+def _dealt(groups: list[list[int]], clients: int) -> list[list[int]]:
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for group in sorted(groups, key=len, reverse=True):
+        min(parts, key=len).extend(group)
+    return parts
+
+
+def _fits(groups: Mapping[Any, list[int]], clients: int, least: int) -> bool:
+    return min(map(len, _dealt(list(groups.values()), clients))) >= least
 
 
 def _generator(seed: int) -> np.random.Generator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from gnomon.federated.parcel import Arrays, Parcel
 from gnomon.federated.pieces import Turn
 from gnomon.federated.refused import Refused
 from gnomon.federated.strategies import Strategy
+from gnomon.ledger.spending import Spending
 from gnomon.subspaces import Basis
 from gnomon.training import Trainer
 from gnomon.training.watch import Record
@@ -24,9 +25,9 @@ from gnomon.updates.untouched import untouched
 class Client:
     """Takes part in rounds with the Trainer that it is given: its model, method, door, account and ledger.
 
-    The Trainer's `max_grad_norm` is `strategy.bound(C)`, and its plan has the steps of all rounds. `on_spend(steps)` is
-    called before a round's first step with the number of steps that will then have been charged, for a record on
-    disk. What is uploaded is made of what the Trainer's door released, and of nothing else.
+    The Trainer's `max_grad_norm` is `strategy.bound(C)`, and its plan has the steps of all rounds. Its ledger is paid
+    before a step's noise is drawn; `each_round` is paid once before the first step of a round. What is uploaded is
+    made of what the Trainer's door released, and of nothing else.
 
     >>> from torch import nn
     >>> from gnomon.federated import fedavg
@@ -50,7 +51,7 @@ class Client:
         steps: int,
         max_grad_norm: float | None = None,
         memory: Memory | None = None,
-        on_spend: Callable[[int], None] = lambda steps: None,
+        each_round: Spending | None = None,
     ) -> None:
         self.name, self.trainer, self.data, self.strategy = name, trainer, data, strategy
         self.steps = validate.whole("steps", steps)
@@ -61,7 +62,7 @@ class Client:
         if isinstance(trainer.plan.sampler, Shuffled):
             raise validate.SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
         self.memory = memory or Memory()
-        self._on_spend = on_spend
+        self.each_round = each_round
         self._batches: Iterator[tuple[Any, Any]] | None = None
         self.unprotected: list[Record] = []
         """Diagnostics of the last round's steps, for the data holder only."""
@@ -92,7 +93,10 @@ class Client:
             raise Refused("budget")
         if self._batches is None:
             self._batches = trainer.batches(self.data)
-        self._on_spend(trainer.account.steps + self.steps)
+        if self.each_round is not None:
+            self.each_round.admit(self.data)
+            self.each_round.start()
+            self.each_round.charge()
         self.memory.numbers |= {"round": turn.parcel.round, "ticket": turn.parcel.numbers.get("ticket", 0.0)}
         usual = [group["lr"] for group in trainer.optimizer.param_groups]
         trainer.optimizer.state.clear()  # momentum does not outlive a round
@@ -105,6 +109,11 @@ class Client:
         finally:
             for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr
+
+    @property
+    def spending(self) -> Spending:
+        """The hand on the ledger that pays for this client's part."""
+        return self.trainer.spending if self.each_round is None else self.each_round
 
     def _weights(self) -> Arrays:
         named = self.trainer.model.named_parameters()

@@ -73,37 +73,45 @@ def to_parcel(records: RecordDict) -> Parcel:
 class OverFlower:
     """Delivers a round's parcels through Flower's grid, and waits for the answers until a deadline.
 
-    A site is the node that first says its name, or the node that the settings pin to it.
+    A site is the node that first says its name, or the node that the settings pin to it. Before its first round the
+    server waits for sites that are not there yet, up to `patience` seconds.
     """
 
-    def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float) -> None:
+    def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float, patience: float | None = None) -> None:
         self._grid, self._sites, self._deadline = grid, sites, deadline
+        self._patience = deadline if patience is None else patience
         self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
         self._asked: set[int] = set(self._nodes.values())
+        self._missed: set[str] = set()
 
     def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
-        self._meet(parcels)
-        known = {name: self._nodes[name] for name in parcels if name in self._nodes}
+        online = self._meet(parcels)
+        known = {name: self._nodes[name] for name in parcels if self._nodes.get(name) in online}
         names = {node: name for name, node in known.items()}
         messages = [self._message(parcels[name], node) for name, node in known.items()]
-        for reply in self._grid.send_and_receive(messages, timeout=self._deadline):
+        self._missed |= set(parcels)
+        for reply in self._grid.send_and_receive(messages, timeout=self._deadline) if messages else ():
             name = names.get(reply.metadata.src_node_id)
             if name is not None:
+                self._missed.discard(name)
                 yield name, _read(reply)
 
     def _message(self, parcel: Parcel, node: int) -> Message:
         content, ttl = to_records(parcel), self._deadline
         return Message(content=content, message_type="train", dst_node_id=node, group_id=str(parcel.round), ttl=ttl)
 
-    def _meet(self, wanted: Mapping[str, Parcel]) -> None:
-        """Wait, up to the deadline, until every wanted site has a node; new nodes are asked for their names."""
-        until = time.monotonic() + self._deadline
-        while time.monotonic() < until:
+    def _meet(self, wanted: Mapping[str, Parcel]) -> set[int]:
+        """The nodes that are there. New ones are asked for their names.
+
+        Waits for wanted sites that are not; for one that missed its last round nobody waits.
+        """
+        until = time.monotonic() + self._patience
+        while True:
             online = set(self._grid.get_node_ids())
-            strangers = online - self._asked
-            self._ask(strangers, until)
-            if all(self._nodes.get(name) in online for name in wanted):
-                return
+            self._ask(online - self._asked, until)
+            missing = [name for name in wanted if self._nodes.get(name) not in online and name not in self._missed]
+            if not missing or time.monotonic() >= until:
+                return online
             time.sleep(POLL)
 
     def _ask(self, nodes: set[int], until: float) -> None:
@@ -137,7 +145,7 @@ def _read(reply: Message) -> Parcel | Refused:
         return refused
 
 
-def serve(place: Path, out: Path, grid: Grid, deadline: float) -> None:
+def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float | None = None) -> None:
     """All rounds that are left of a federation; a folder with rounds in it is gone on with."""
     config, sites = read_federation(place)
     torch_threads(config.threads)
@@ -152,7 +160,7 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float) -> None:
     else:
         folder = RunFolder(out)
         folder.write("config.yaml", config.to_yaml().encode())
-    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline))
+    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline, patience))
 
 
 server_app = ServerApp()
@@ -161,7 +169,8 @@ server_app = ServerApp()
 @server_app.main()
 def _serve(grid: Grid, context: Context) -> None:
     settings = context.run_config
-    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, float(settings["deadline"]))
+    times = (float(settings[name]) for name in ("deadline", "patience"))
+    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, *times)
 
 
 # -- a site's side ---------------------------------------------------------------------------------
@@ -189,7 +198,11 @@ def _train(message: Message, context: Context) -> Message:
 def _answer(parcel: Parcel, node: Mapping[str, Any]) -> Parcel:
     config, sites = read_federation(Path(str(node["federation"])))
     torch_threads(config.threads)
-    return answer(config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), parcel)
+    place, known = node.get("ledger"), node.get("data-id")
+    return answer(
+        config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), parcel,
+        ledger=None if place is None else Path(str(place)), dataset=None if known is None else str(known),
+    )  # fmt: skip
 
 
 def _note(error: Exception, node: Mapping[str, Any]) -> None:

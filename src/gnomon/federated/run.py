@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
 from gnomon.config import read_yaml
+from gnomon.federated.entries import LEDGER, Entries
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import array_bytes
 from gnomon.federated.private_mean import PrivateMean
-from gnomon.federated.setup import Federation, build
+from gnomon.federated.server import Ended
+from gnomon.federated.setup import Federation, build, names, participations
 from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
+from gnomon.ledger import Ledger
 from gnomon.report import training_curve
 from gnomon.runs import RunFolder, plain
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
+from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
 from gnomon.validate import whole
 
-STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
-FILES = (STATE, ASKED, "bytes.md")
+STATE, ASKED, METRICS, REFUSED = "state.safetensors", "asked.jsonl", "metrics.jsonl", "refused.jsonl"
+FILES = (STATE, ASKED, REFUSED, LEDGER, "bytes.md")
+ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
 
 
 @dataclass
@@ -40,10 +47,20 @@ class FederatedRun:
     federation: Federation
     folder: Path
     stopped: str
+    """"finished", "interrupted", or "budget" if all clients' budgets ended before the last round."""
 
 
-def federate(config: FederateConfig, out: Path, *, overwrite: bool = False, progress: bool = True) -> FederatedRun:
+def federate(
+    config: FederateConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    ledger: Ledger | None = None,
+) -> FederatedRun:
     """Run all rounds in this process; leave config, metrics, model, statement, traffic and picture in `out`.
+
+    With a ledger each client's rounds are counted there, together with all other runs on its records.
 
     >>> import tempfile
     >>> config = FederateConfig(method="fedavg", rounds=1, noise_multiplier=2.0)
@@ -54,22 +71,29 @@ def federate(config: FederateConfig, out: Path, *, overwrite: bool = False, prog
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
-    federation = build(config)
+    entries = Entries.new(config, ledger)
+    federation = build(config, ledger=entries.ledger, label=entries.label)
     for client in federation.clients.values():
         client.trainer.check(client.data)  # before anything of an earlier run is touched
+        client.spending.admit(client.data)
     folder = RunFolder(out, overwrite)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     folder.write("config.yaml", config.to_yaml().encode())
-    return go(config, federation, folder, [], progress)
+    entries.remember(folder)
+    return go(config, federation, folder, [], progress, entries=entries)
 
 
-def resume(out: Path, *, progress: bool = True) -> FederatedRun:
-    """Go on after the last round that ended. A round that was cut short was paid for, and stays paid for."""
+def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) -> FederatedRun:
+    """Go on after the last round that ended. A round that was cut short was paid for, and stays paid for.
+
+    The ledger is the one that the run began with, unless another place is named.
+    """
     config = FederateConfig.from_dict(read_yaml(out / "config.yaml"))
     folder = KeptFolder(out)
-    federation = build(config, extra_rounds=folder.lost_rounds())
-    return go(config, federation, folder, folder.restore(config, federation), progress)
+    entries = Entries.of(config, folder, ledger)
+    federation = build(config, left=folder.left(config), ledger=entries.ledger, label=entries.label)
+    return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
 
 
 class KeptFolder(RunFolder):
@@ -77,8 +101,8 @@ class KeptFolder(RunFolder):
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     KeptFolder(Path(place)).lost_rounds()
-    0
+    ...     KeptFolder(Path(place)).left(FederateConfig(clients=2, rounds=5))
+    {'client-0': 5, 'client-1': 5}
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,9 +111,18 @@ class KeptFolder(RunFolder):
         self._state = Memory.from_bytes((path / STATE).read_bytes()) if (path / STATE).exists() else Memory()
         self._ended = int(self._state.numbers.get("server|round", 0))
 
-    def lost_rounds(self) -> int:
-        """How many rounds began and never ended."""
-        return sum(1 for entry in self._asked if entry["round"] > self._ended)
+    def left(self, config: FederateConfig) -> dict[str, int]:
+        """In how many more rounds each client may take part.
+
+        Noise that was worked out for a target pays for as many as were planned, and a lost round is one of them.
+        """
+        clients = names(config)
+        left = participations(config, clients, after=self._ended)
+        if config.noise_multiplier is not None and config.target_epsilon is None:
+            return left
+        asked = [name for entry in self._asked for name in entry["clients"]]
+        planned = participations(config, clients)
+        return {name: min(left[name], planned[name] - asked.count(name)) for name in clients}
 
     def restore(self, config: FederateConfig, federation: Federation) -> list[Record]:
         """Put everything back, charge every round that anybody was asked in, and give the history."""
@@ -99,8 +132,6 @@ class KeptFolder(RunFolder):
                 federation.server.strategy.aggregate.account.charge()
             for name in entry["clients"]:
                 federation.server.members[name].account.charge(config.steps_per_round)
-                if name in federation.clients:
-                    federation.clients[name].trainer.account.charge(config.steps_per_round)
         rows = [json.loads(line) for line in _lines(self.path / METRICS)]
         history: list[Record] = [row for row in rows if row["round"] <= self._ended]
         self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
@@ -114,6 +145,7 @@ def go(
     history: list[Record],
     progress: bool,
     exchange: Exchange | None = None,
+    entries: Entries | None = None,
 ) -> FederatedRun:
     """Run what is left, keeping everything on disk after each round; by default with the clients in this process."""
     server = federation.server
@@ -124,6 +156,11 @@ def go(
             file.write(json.dumps({"round": number, "clients": list(names)}) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def ended(how: Ended) -> None:
+        """Who was refused, and why, by name."""
+        for name, why in how.refused.items():
+            folder.append(REFUSED, json.dumps({"round": how.round, "client": name, "why": why}))
 
     stopped, failed = "finished", None
     with (
@@ -139,17 +176,25 @@ def go(
                 heldout=federation.heldout,
                 delta=config.target_delta,
                 on_begin=asked,
+                on_end=ended,
             ):
                 history.append(record)
                 folder.write(STATE, _state(federation).to_bytes())
+                if entries is not None:
+                    entries.remember(folder)
                 folder.append(METRICS, json.dumps(plain(record)))
                 bar.update()
                 bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
                 if stop.asked:
                     stopped = "interrupted"
                     break
-        except RoundFailed as error:
-            failed = error  # what was reached before is kept
+        except RoundFailed as error:  # what was reached before is kept
+            if error.spent and history:
+                stopped = "budget"
+            else:
+                failed = error
+    for client in federation.clients.values():
+        client.spending.stop()
     if failed is not None and not history:
         raise failed
     statement = _write(config, federation, folder, history)
@@ -163,12 +208,21 @@ def _write(config: FederateConfig, federation: Federation, folder: RunFolder, hi
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
     folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
     private = config.insecure_noise_seed is None
-    statement = federated_statement(config, server, private, federation.public)
+    total = _worst_total(config, federation)
+    notes = () if federation.clients else (ELSEWHERE,)
+    statement = federated_statement(config, server, private, federation.public, total, notes)
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())
     training_curve(history, f"{config.method} on {config.data}", folder.path / "curve.png", "round")
     return statement
+
+
+def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
+    """What all runs on a client's records have cost together: that of the client whose records paid the most."""
+    notes = [ledger_note(client.spending, config.target_delta) for client in federation.clients.values()]
+    known = [note for note in notes if note is not None]
+    return max(known, key=lambda note: math.inf if note["epsilon"] is None else note["epsilon"], default=None)
 
 
 def traffic(federation: Federation, history: Sequence[Record]) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 from gnomon.config import TrainConfig
-from gnomon.data import IID, ByKey, Dirichlet, OneClass, Partition, Records, Shards
+from gnomon.data import IID, ByKey, Dirichlet, OneClass, Partition, Records, Shards, Source
 from gnomon.federated_config import NOT_FEDERATED, PARTITIONS, FederateConfig
 from gnomon.validate import SettingError
 
+LEAST = 10
+"""A client of a split by column has at least so many records."""
 
-def partition(config: FederateConfig, records: Records) -> Partition:
-    """The partition that a config names.
 
-    >>> import torch
-    >>> partition(FederateConfig(partition="shards:3"), Records(torch.zeros(2, 1), torch.zeros(2)))
+def partition(config: FederateConfig, records: Records, source: Source) -> Partition:
+    """The partition that a config names, for some records of a source.
+
+    >>> from gnomon.data import load
+    >>> source = load("digits")
+    >>> partition(FederateConfig(partition="shards:3"), source.train, source)
     Shards(per_client=3)
     """
     kind, _, rest = config.partition.partition(":")
@@ -28,10 +34,22 @@ def partition(config: FederateConfig, records: Records) -> Partition:
         if kind == "one-class":
             return OneClass(float(rest or 0))
         if kind == "column" and rest:
-            return ByKey(records.inputs.flatten(1)[:, int(rest)].tolist())
+            return ByKey(_column(rest, records, source), LEAST)
+    except SettingError:
+        raise
     except (ValueError, IndexError) as error:
         raise SettingError("partition", config.partition, f"{PARTITIONS} ({error})") from None
     raise SettingError("partition", config.partition, PARTITIONS)
+
+
+def _column(name: str, records: Records, source: Source) -> list[Any]:
+    """What each record has in a column, by its name or its place among the inputs."""
+    if name in source.columns:
+        return source.columns[name].keys(records.inputs)
+    if not name.isdigit() or int(name) >= math.prod(source.input_shape):
+        named = f"column:NAME with one of {', '.join(source.columns)}" if source.columns else "column:N"
+        raise SettingError("partition", f"column:{name}", f"{named}, or a place below {math.prod(source.input_shape)}")
+    return records.inputs.flatten(1)[:, int(name)].tolist()
 
 
 def local_config(config: FederateConfig, method: str) -> TrainConfig:

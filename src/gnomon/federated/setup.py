@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from gnomon.data import Records, Source, load
 from gnomon.data.sampling import shuffle
 from gnomon.federated.aggregates import Aggregate, Mean, QFair
 from gnomon.federated.client import Client
+from gnomon.federated.memory import Memory
 from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.reach import Reach
@@ -24,6 +25,8 @@ from gnomon.federated.settings import local_config, partition
 from gnomon.federated.strategies import Strategy
 from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
 from gnomon.federated_config import FederateConfig
+from gnomon.ledger import Ledger
+from gnomon.ledger.spending import Spending
 from gnomon.losses import LOSSES
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.runs import build_method, build_model, records
@@ -114,14 +117,14 @@ def names(config: FederateConfig) -> list[str]:
     return [f"client-{number:0{width}}" for number in range(config.clients)]
 
 
-def participations(config: FederateConfig, clients: Iterable[str]) -> dict[str, int]:
-    """In how many rounds each client is asked; a public coin decides, so it is known beforehand.
+def participations(config: FederateConfig, clients: Iterable[str], after: int = 0) -> dict[str, int]:
+    """In how many rounds after one each client is asked; a public coin decides, so it is known beforehand.
 
     >>> participations(FederateConfig(rounds=10, participation=0.5), ["a", "b"])
     {'a': 7, 'b': 3}
     """
     counts = dict.fromkeys(clients, 0)
-    for number in range(1, whole("rounds", config.rounds) + 1):
+    for number in range(after + 1, whole("rounds", config.rounds) + 1):
         for name in chosen(list(counts), sample_rate("participation", config.participation), config.split_seed, number):
             counts[name] += 1
     return counts
@@ -184,9 +187,20 @@ def build_server(config: FederateConfig, source: Source, public: Records, sizes:
 
 
 def build_client(
-    config: FederateConfig, name: str, data: Any, about: Member, strategy: Strategy, source: Source, **more: Any
+    config: FederateConfig,
+    name: str,
+    data: Any,
+    about: Member,
+    strategy: Strategy,
+    source: Source,
+    *,
+    rounds: int | None = None,
+    memory: Memory | None = None,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+    label: str = "",
 ) -> Client:
-    """A client with a Trainer of its own. `more` goes to the Client; `trainer={"ledger": ...}` goes to the Trainer.
+    """A client with a Trainer of its own, planned for so many rounds. The last three say where its steps are counted.
 
     >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
     >>> source = load("digits")
@@ -196,9 +210,10 @@ def build_client(
     50
     """
     model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
-    rounds = more.pop("rounds", config.rounds)
+    planned = max(1, config.rounds if rounds is None else rounds)
     seed = config.insecure_noise_seed
     number = names(config).index(name) if name in names(config) else 0
+    whole_client = config.unit == "client"
     trainer = Trainer(
         model,
         LOSSES[config.loss],
@@ -209,22 +224,47 @@ def build_client(
         expected_batch_size=about.reach.expected_batch_size,
         noise_multiplier=about.account.noise_multiplier,
         target_delta=config.target_delta,
-        steps=max(1, rounds) * about.reach.steps,
+        steps=planned * about.reach.steps,
         accountant=config.accountant,  # type: ignore[arg-type]
         adjacency=config.adjacency,
         max_physical_batch_size=config.max_physical_batch_size,
         noise=SecureNoise() if seed is None else SeededNoise(1009 * seed + number + 1),
+        ledger=None if whole_client else ledger,
+        dataset=dataset,
+        label=label,
         progress=False,
-        **more.pop("trainer", {}),
     )
+    if rounds is not None and rounds < 1:
+        trainer.account.charge(trainer.plan.steps)  # nothing is left: refused when asked
+    each_round = None
+    if whole_client and ledger is not None and seed is None:
+        each_round = Spending(ledger, as_records(config), planned, dataset=dataset, label=label)
     steps, bound = about.reach.steps, config.max_grad_norm
-    return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, **more)
+    return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, memory=memory, each_round=each_round)
 
 
-def build(config: FederateConfig, extra_rounds: int = 0) -> Federation:
+def as_records(config: FederateConfig) -> Account:
+    """What a round costs one record, where the server protects whole clients.
+
+    A record more or less turns its client's change into another one: two lengths of the bound, half the noise.
+
+    >>> as_records(FederateConfig(unit="client", noise_multiplier=8.0)).noise_multiplier
+    4.0
+    """
+    return Account(FullBatch(), private_mean(config).account.noise_multiplier / 2)
+
+
+def build(
+    config: FederateConfig,
+    *,
+    left: Mapping[str, int] | None = None,
+    ledger: Ledger | None = None,
+    label: Callable[[str], str] = str,
+) -> Federation:
     """A whole federation in one process, on parts of one data set.
 
-    `extra_rounds` makes room in the clients' plans for rounds that a killed run has paid for and lost.
+    `left` says in how many more rounds each client of a resumed run may take part. With a ledger each client's part is
+    counted there, under its `label`.
 
     >>> federation = build(FederateConfig(method="fedavg", noise_multiplier=1.0, clients=3))
     >>> [len(client.data) for client in federation.clients.values()]
@@ -233,20 +273,20 @@ def build(config: FederateConfig, extra_rounds: int = 0) -> Federation:
     source = load(config.data, config.data_dir)
     name = "pcdp" if config.method in PUBLIC else "dp-sgd"
     split = records(local_config(config, name), source)
-    parts = partition(config, split.private).split(split.private.targets, config.clients, config.split_seed)
+    parts = partition(config, split.private, source).split(split.private.targets, config.clients, config.split_seed)
     train, heldout = {}, {}
     for client, part in zip(names(config), parts, strict=True):
         kept = _kept_back(config, part)
         heldout[client], train[client] = split.private[part[kept]], split.private[part[~kept]]
     server = build_server(config, source, split.public, {name: len(data) for name, data in train.items()})
-    counts = participations(config, train)
-    slack = extra_rounds if config.target_epsilon is None and config.noise_multiplier is not None else 0
+    planned = participations(config, train) if left is None else left
     clients = {
         name: build_client(
-            config, name, data, server.members[name], server.strategy, source, rounds=counts[name] + slack
+            config, name, data, server.members[name], server.strategy, source,
+            rounds=planned[name], ledger=ledger, label=label(name),
         )
         for name, data in train.items()
-    }
+    }  # fmt: skip
     return Federation(server, clients, source, heldout if config.holdout else {}, len(split.public))
 
 

@@ -12,17 +12,22 @@ from gnomon.federated.parcel import Parcel
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.refused import Refused
 from gnomon.federated.server import Ended, Server
+from gnomon.ledger import OverBudget
 from gnomon.training import BudgetExhausted, evaluate
 from gnomon.training.watch import Record, averaged
 
 
 class RoundFailed(RuntimeError):
-    """No client gave an answer that counts.
+    """No client gave an answer that counts. `spent` says that it was because all their budgets are.
 
     >>> raise RoundFailed("round 3")
     Traceback (most recent call last):
     gnomon.federated.simulate.RoundFailed: round 3
     """
+
+    def __init__(self, text: str, spent: bool = False) -> None:
+        super().__init__(text)
+        self.spent = spent
 
 
 Answer = tuple[str, Parcel | Refused]
@@ -67,10 +72,15 @@ def reason_of(error: Exception) -> Refused:
     """
     if isinstance(error, Refused):
         return Refused(error.reason)
-    return Refused("budget" if isinstance(error, BudgetExhausted) else "error")
+    return Refused("budget" if isinstance(error, BudgetExhausted | OverBudget) else "error")
 
 
-def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[str]], None]) -> Ended:
+def run_round(
+    server: Server,
+    exchange: Exchange,
+    on_begin: Callable[[int, list[str]], None],
+    on_end: Callable[[Ended], None] = lambda ended: None,
+) -> Ended:
     """One round. If nobody's answer counts, the model stays and an error says why."""
     parcels = server.begin()
     on_begin(server.round, sorted(parcels))
@@ -80,11 +90,13 @@ def run_round(server: Server, exchange: Exchange, on_begin: Callable[[int, list[
         else:
             server.refuse(name, answer.reason)
     ended = server.end()
+    on_end(ended)
     if not ended.accepted:
         reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
         error = getattr(exchange, "error", None)
         last = f". The last error was: {error}" if error is not None else ""
-        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}") from error
+        spent = all(why == str(Refused("budget")) for why in ended.refused.values())
+        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}", spent) from error
     return ended
 
 
@@ -97,6 +109,7 @@ def rounds(
     delta: float = 1e-5,
     every: int = 1,
     on_begin: Callable[[int, list[str]], None] = lambda number, names: None,
+    on_end: Callable[[Ended], None] = lambda ended: None,
 ) -> Iterator[Record]:
     """The remaining rounds, one line of metrics after each.
 
@@ -105,7 +118,7 @@ def rounds(
     """
     started = time.monotonic()
     while server.round < server.rounds:
-        ended = run_round(server, exchange, on_begin)
+        ended = run_round(server, exchange, on_begin, on_end)
         record: Record = {
             "round": ended.round,
             "accepted": len(ended.accepted),

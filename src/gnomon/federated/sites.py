@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +15,17 @@ import torch
 from gnomon.config import read_yaml
 from gnomon.data import Records, load
 from gnomon.federated.client import Client
+from gnomon.federated.entries import LEDGER, by_rounds, token
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import Refused
 from gnomon.federated.setup import PUBLIC, build_client, build_strategy, member, participations
 from gnomon.federated_config import FederateConfig
-from gnomon.runs import RunFolder
+from gnomon.ledger import Head, LedgerError, default_path
+from gnomon.run_folder import write_whole
 from gnomon.validate import SettingError, whole
 
-MEMORY, PUBLIC_FILE, SPENT, LOCK = "memory.safetensors", "public.safetensors", "spent.json", "lock"
+MEMORY, PUBLIC_FILE, LOCK = "memory.safetensors", "public.safetensors", "lock"
 SITES = "a list of sites: 'name: number of records', or 'name: {records: N, node: ID}'"
 
 
@@ -50,6 +51,9 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
     listed = values.pop("sites", None)
     if not isinstance(listed, dict) or not listed:
         raise SettingError("sites", listed, SITES)
+    seeded = values.get("insecure-noise-seed", values.get("insecure_noise_seed"))
+    if seeded is not None:
+        raise SettingError("insecure-noise-seed", seeded, "nothing: a site's noise is never seeded")
     sites = {}
     for name, about in listed.items():
         fields = about if isinstance(about, dict) else {"records": about}
@@ -63,25 +67,22 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
 class SiteFolder:
     """What a site remembers between rounds, when every round may be a process of its own.
 
-    Steps are written down before their noise is drawn. A round that is killed has been paid for.
+    What it has spent is in its ledger. The folder knows which run of the ledger is its own.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = SiteFolder(Path(place) / "state")
-    ...     folder.spend(10, {"noise_multiplier": 2.0})
-    ...     folder.spent({"noise_multiplier": 2.0})
-    10
+    ...     label = SiteFolder(Path(place) / "state").label("fedavg, north")
+    ...     label == SiteFolder(Path(place) / "state").label("fedavg, north")
+    True
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._files = RunFolder.__new__(RunFolder)
-        self._files.path = path
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One round at a time: two processes would not see each other's spending."""
+        """One round at a time."""
         with (self.path / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,46 +90,72 @@ class SiteFolder:
                 raise Refused("error", "another round is running") from None
             yield
 
-    def spend(self, steps: int, settings: dict[str, Any]) -> None:
-        """On disk when this returns: so many steps have been charged in all."""
-        self._files.write(SPENT, json.dumps({"steps": steps, "settings": settings}).encode())
-        handle = os.open(self.path, os.O_RDONLY)  # the name, too, must survive a power cut
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    def label(self, text: str) -> str:
+        """What the ledger calls this site's run; on disk before the run is entered."""
+        if not (self.path / LEDGER).exists():
+            self._write({"token": token(), "head": None})
+        return f"{text} ({self._kept()['token']})"
 
-    def spent(self, settings: dict[str, Any]) -> int:
-        """How many steps have been charged. A folder of a run with other settings is refused."""
-        if not (self.path / SPENT).exists():
-            return 0
-        found = json.loads((self.path / SPENT).read_text())
-        if found["settings"] != settings:
-            raise SettingError("state", str(self.path), "a new folder: this one belongs to a run with other settings")
-        return whole("steps", found["steps"], least=0)
+    def take_up(self, client: Client) -> None:
+        """Go on with the run that an earlier round entered: what it has paid for counts as taken.
+
+        A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced.
+        """
+        spending, head = client.spending, self._kept()["head"]
+        if spending.ledger is None:
+            return
+        found = spending.ledger.labelled(spending.label)
+        if head is not None:
+            spending.ledger.verify(Head.read(head))
+            if not found:
+                raise LedgerError(f"{spending.ledger.path} does not know the run of {self.path}")
+        if found:
+            spent = spending.resume(found[-1].id, client.data)
+            if spent:
+                client.trainer.account.charge(spent if client.each_round is None else spent * client.steps)
+
+    def remember(self, client: Client) -> None:
+        """Keep what must outlive the round, and how far the ledger reached."""
+        write_whole(self.path / MEMORY, client.memory.to_bytes())
+        self._write(self._kept() | {"head": str(client.spending.head())})
+
+    def _kept(self) -> dict[str, Any]:
+        return dict(json.loads((self.path / LEDGER).read_text()))
+
+    def _write(self, values: dict[str, Any]) -> None:
+        write_whole(self.path / LEDGER, json.dumps(values).encode())
 
     def memory(self) -> Memory:
         path = self.path / MEMORY
         return Memory.from_bytes(path.read_bytes()) if path.exists() else Memory()
 
-    def keep(self, memory: Memory) -> None:
-        self._files.write(MEMORY, memory.to_bytes())
-
     def public(self, parcel: Parcel) -> Records:
         """The public records: from the parcel, or kept from an earlier one."""
         path = self.path / PUBLIC_FILE
         if "public" in parcel.arrays:
-            self._files.write(PUBLIC_FILE, Memory({"public": parcel.arrays["public"]}).to_bytes())
+            write_whole(path, Memory({"public": parcel.arrays["public"]}).to_bytes())
         elif not path.exists():
             raise Refused("contents", "no public records")
         arrays = Memory.from_bytes(path.read_bytes()).arrays["public"]
         return Records(arrays["inputs"], arrays["targets"])
 
 
-def answer(config: FederateConfig, sites: dict[str, Site], name: str, data: str, state: Path, parcel: Parcel) -> Parcel:
+def answer(
+    config: FederateConfig,
+    sites: dict[str, Site],
+    name: str,
+    data: str,
+    state: Path,
+    parcel: Parcel,
+    *,
+    ledger: Path | None = None,
+    dataset: str | None = None,
+) -> Parcel:
     """A site's part in one round, from its own records, its own copy of the settings and its folder.
 
     The server's parcel holds weights and public things; it cannot change noise, bound, sampling or number of steps.
+    The round is paid for in the site's `ledger` (default: GNOMON_LEDGER, or a file of the user) before anything leaves
+    the site, together with all other runs on the same records, or on the `dataset` of that name.
     """
     if name not in sites:
         raise SettingError("name", name, f"one of the sites {', '.join(sites)}")
@@ -139,25 +166,19 @@ def answer(config: FederateConfig, sites: dict[str, Site], name: str, data: str,
         strategy = build_strategy(config, public)
         rounds = participations(config, sites)[name]
         about = member(config, strategy, sites[name].records, rounds)
-        settings = {key: value for key, value in about.account.to_dict().items() if key != "steps"}
-        memory = folder.memory()
-        client: Client = build_client(
-            config,
-            name,
-            source.train,
-            about,
-            strategy,
-            source,
-            rounds=rounds,
-            memory=memory,
-            on_spend=lambda steps: folder.spend(steps, settings),
-        )
-        spent = folder.spent(settings)
-        if spent:
-            client.trainer.account.charge(spent)
-        reply = client.train(parcel)
-        folder.keep(memory)
-        (state / "statement.txt").write_text(client.trainer.statement().text())
+        book = by_rounds(config, ledger or default_path())
+        try:
+            client = build_client(
+                config, name, source.train, about, strategy, source,
+                rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
+                label=folder.label(f"{config.method}, {name}"),
+            )  # fmt: skip
+            folder.take_up(client)
+            reply = client.train(parcel)
+            folder.remember(client)
+            write_whole(state / "statement.txt", client.trainer.statement().text().encode())
+        finally:
+            book.shut()
         return reply
 
 

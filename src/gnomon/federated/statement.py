@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from gnomon.accounting import Epsilon
 from gnomon.federated.private_mean import PrivateMean
@@ -19,10 +21,21 @@ LEARNS = (
 )
 
 
-def federated_statement(config: FederateConfig, server: Server, private_noise: bool, public: int) -> Statement:
-    """The statement for the rounds so far: that of the client whose records pay the most."""
+def federated_statement(
+    config: FederateConfig,
+    server: Server,
+    private_noise: bool,
+    public: int,
+    ledger: dict[str, Any] | None = None,
+    more: Sequence[str] = (),
+) -> Statement:
+    """The statement for the rounds so far: that of the client whose records pay the most.
+
+    `ledger` is what all runs on a client's records have cost together, also that of the client that paid the most.
+    `more` are further caveats.
+    """
     if isinstance(server.strategy.aggregate, PrivateMean):
-        return _for_clients(config, server, server.strategy.aggregate, private_noise, public)
+        return _for_clients(config, server, server.strategy.aggregate, private_noise, public, ledger, more)
     known: dict[tuple[str, float, int], Epsilon] = {}
     spent: dict[str, Epsilon] = {}
     for name, member in server.members.items():
@@ -37,6 +50,7 @@ def federated_statement(config: FederateConfig, server: Server, private_noise: b
     notes = [
         f"This is the largest of {len(spent)} clients' epsilons, that of {worst}; the smallest is {least:.3f}.",
         f"A client is charged when it is asked, whether its answer comes or not: {server.round} rounds so far.",
+        *more,
     ]
     if public:
         notes.append(f"{public} records were used as public and are NOT protected; they are sent to every client.")
@@ -47,6 +61,7 @@ def federated_statement(config: FederateConfig, server: Server, private_noise: b
         expected_batch_size=reach.expected_batch_size,
         private_noise=private_noise,
         notes=notes,
+        ledger=ledger,
     )
     return dataclasses.replace(found, unit="one record of one client", not_covered=(*LEARNS, *NOT_COVERED))
 
@@ -59,10 +74,16 @@ TRUSTS = (
 
 
 def _for_clients(
-    config: FederateConfig, server: Server, mean: PrivateMean, private_noise: bool, public: int
+    config: FederateConfig,
+    server: Server,
+    mean: PrivateMean,
+    private_noise: bool,
+    public: int,
+    ledger: dict[str, Any] | None,
+    more: Sequence[str],
 ) -> Statement:
     """The statement where a whole client is protected, by noise that the server adds."""
-    notes = [f"{public} records were used as public and are NOT protected."] if public else []
+    notes = [*([f"{public} records were used as public and are NOT protected."] if public else []), *more]
     found = Statement.of(
         mean.account.epsilon(config.target_delta),
         method=server.strategy.describe(),
@@ -70,5 +91,6 @@ def _for_clients(
         expected_batch_size=mean.clients,
         private_noise=private_noise,
         notes=notes,
+        ledger=ledger,
     )
     return dataclasses.replace(found, unit="one client with all its records", not_covered=(*TRUSTS, *NOT_COVERED))

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 MOST_NOISE = 1e5
 
 
+class OverBudget(SettingError):
+    """A run that the budget of its data set cannot pay for.
+
+    >>> raise OverBudget("run", "800 steps", "one that fits")
+    Traceback (most recent call last):
+    gnomon.ledger.budget.OverBudget: run = '800 steps' is not allowed: give one that fits
+    """
+
+
 def exceeds(state: State, run: LedgerRun) -> bool:
     """Whether this run and all others on its data could together exceed the budget.
 
@@ -39,7 +48,7 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
     others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
     waiting = [one for one in others if one.committed > one.reserved]
     name = state.datasets[run.dataset]["name"]
-    raise SettingError(
+    raise OverBudget(
         "run",
         f"{run.declared} steps with noise multiplier {run.account().noise_multiplier:.4g} on {name}",
         f"one that fits: of the budget epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, "

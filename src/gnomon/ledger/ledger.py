@@ -171,6 +171,10 @@ class Ledger:
         steps = sum(run.reserved for run in runs)
         return Total(filtered(accounts, delta), composed(accounts, delta), len(runs), steps, budget)
 
+    def labelled(self, label: str) -> list[LedgerRun]:
+        """The runs of a label, the oldest first."""
+        return [run for run in self.state().runs.values() if run.label == label]
+
     def run(self, run: str) -> LedgerRun:
         """A run as it stands."""
         with self._rows() as (_, state):

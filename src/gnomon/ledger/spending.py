@@ -27,8 +27,8 @@ class Spending:
     def __init__(
         self, ledger: Ledger | None, account: Account, steps: int, *, dataset: str | None = None, label: str = ""
     ) -> None:
-        self.ledger, self.run = ledger, ""
-        self._account, self._steps, self._name, self._label = account, steps, dataset, label
+        self.ledger, self.run, self.label = ledger, "", label
+        self._account, self._steps, self._name = account, steps, dataset
         self._identity: Identity | None = None
         self._dataset, self._left, self._process, self._open = "", 0, -1, False
 
@@ -50,8 +50,8 @@ class Spending:
         else:
             if self._identity is None:
                 raise LedgerError("a ledger needs to know the data: use fit(train) or batches(train)")
-            self._dataset = self.ledger.dataset(self._identity, self._name or self._label)
-            self.run = self.ledger.open(self._dataset, self._account, self._steps, label=self._label)
+            self._dataset = self.ledger.dataset(self._identity, self._name or self.label)
+            self.run = self.ledger.open(self._dataset, self._account, self._steps, label=self.label)
         self._open = True
 
     def charge(self) -> None:

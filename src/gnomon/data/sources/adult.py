@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from gnomon.data.sources.adult_columns import CATEGORIES, COLUMNS, LARGEST_CAPITAL, SCALES
-from gnomon.data.sources.columns import numeric, one_hot
+from gnomon.data.sources.columns import layout, numeric, one_hot
 from gnomon.data.sources.errors import DataError
 from gnomon.data.sources.files import find, text
 from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
 
+CAPITAL = ("capital-gain", "capital-loss")
 LABELS = {"<=50K": 0, ">50K": 1}
 
 
@@ -23,7 +24,8 @@ def adult(folder: Path) -> Source:
         parse(text(path), path) for path in (find(folder / "adult" / f"adult.{part}") for part in ("data", "test"))
     )
     shape = tuple(train.inputs.shape[1:])
-    return Source("adult", train, test, 2, shape, "Adult: does a person of the 1994 census earn over $50K?")
+    about = "Adult: does a person of the 1994 census earn over $50K?"
+    return Source("adult", train, test, 2, shape, about, layout((*SCALES, *CAPITAL), CATEGORIES))
 
 
 def parse(table: str, where: str | Path) -> Records:
@@ -52,7 +54,7 @@ def parse(table: str, where: str | Path) -> Records:
         raise DataError(where, "has no records", "download the file again")
     columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     features = [numeric(columns[name], name, where) / scale for name, scale in SCALES.items()]
-    for name in ("capital-gain", "capital-loss"):
+    for name in CAPITAL:
         dollars = numeric(columns[name], name, where)
         features.append(np.log1p(dollars.clip(min=0)) / np.log1p(np.float32(LARGEST_CAPITAL)))
     features += [one_hot(columns[name], values) for name, values in CATEGORIES.items()]

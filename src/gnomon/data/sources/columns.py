@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gnomon.data.sources.errors import DataError
 
@@ -39,3 +41,38 @@ def one_hot(column: Sequence[str], categories: Sequence[str]) -> NDArray[np.floa
     position = {value: i for i, value in enumerate(categories)}
     index = np.array([position.get(value, len(categories)) for value in column], dtype=np.int64)
     return np.eye(len(categories) + 1, len(categories), dtype=np.float32)[index]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table among the inputs: one number, or one place for each of its `values`.
+
+    >>> import torch
+    >>> Column(1, ("red", "blue")).keys(torch.tensor([[0.5, 0.0, 1.0], [0.1, 0.0, 0.0]]))
+    ['blue', '?']
+    """
+
+    first: int
+    values: tuple[str, ...] = ()
+
+    def keys(self, inputs: Tensor) -> list[str | float]:
+        """What each record has in this column; "?" where it is none of the values."""
+        if not self.values:
+            return [float(value) for value in inputs[:, self.first]]
+        block = inputs[:, self.first : self.first + len(self.values)]
+        found = [(float(best), int(where)) for best, where in zip(*block.max(dim=1), strict=True)]
+        return [self.values[where] if best > 0 else "?" for best, where in found]
+
+
+def layout(numbers: Iterable[str], categories: Mapping[str, Sequence[str]]) -> dict[str, Column]:
+    """Where columns stand, if the numbers come first and then a place for each category.
+
+    >>> layout(["age"], {"sex": ("Female", "Male")})["sex"].first
+    1
+    """
+    found = {name: Column(place) for place, name in enumerate(numbers)}
+    place = len(found)
+    for name, values in categories.items():
+        found[name] = Column(place, tuple(values))
+        place += len(values)
+    return found

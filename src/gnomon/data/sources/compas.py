@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gnomon.data.sources.columns import numeric, one_hot
+from gnomon.data.sources.columns import layout, numeric, one_hot
 from gnomon.data.sources.errors import DataError
 from gnomon.data.sources.files import find, text
 from gnomon.data.sources.holdout import holdout
@@ -39,7 +39,8 @@ def compas(folder: Path) -> Source:
     records = parse(text(path), path)
     train, test = holdout(records, test=len(records) // 5)
     shape = tuple(records.inputs.shape[1:])
-    return Source("compas", train, test, 2, shape, "COMPAS: is a defendant charged again within two years?")
+    about = "COMPAS: is a defendant charged again within two years?"
+    return Source("compas", train, test, 2, shape, about, layout(SCALES, CATEGORIES))
 
 
 def parse(table: str, where: str | Path) -> Records:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from gnomon.data.sources.columns import Column
 from gnomon.data.sources.records import Records
 
 
@@ -26,3 +28,5 @@ class Source:
     classes: int
     input_shape: tuple[int, ...]
     description: str
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Where the named columns of a table stand among the inputs."""

@@ -1,0 +1,74 @@
+"""Control variates, made of what was released before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from gnomon import validate
+from gnomon.federated.aggregates import combined
+from gnomon.federated.memory import Memory
+from gnomon.federated.parcel import Arrays, Parcel, total_norm
+from gnomon.federated.pieces.piece import Piece, Tally, Turn
+from gnomon.federated.pieces.pulls import with_term
+from gnomon.federated.terms import Shift
+from gnomon.methods import Method
+
+
+@dataclass(frozen=True)
+class Controls(Piece):
+    """SCAFFOLD with option II: control variates from noisy updates (Karimireddy et al. 2020).
+
+    `c_i+ = c_i - c + (w_global - w_i) / (K lr)` is the mean of the client's released gradients: it costs nothing.
+    Option I would need a release of its own and is not offered.
+
+    >>> Controls().stretch
+    3.0
+    """
+
+    name = "control variates"
+    stretch = 3.0  # g - c_i + c, each at most one honest step long
+
+    def sends(self, memory: Memory, weights: Mapping[str, Tensor]) -> Parcel:
+        return Parcel(0, {"control": memory.arrays.setdefault("control", _zeros(weights))})
+
+    def before(self, method: Method, turn: Turn) -> Method:
+        if not isinstance(turn.optimizer, SGD) or turn.optimizer.param_groups[0]["momentum"]:
+            raise validate.SettingError("optimizer", type(turn.optimizer).__name__, "SGD without momentum to SCAFFOLD")
+        own = turn.memory.arrays.setdefault("control", _zeros(turn.start))
+        shift = {name: value - own[name] for name, value in turn.parcel.arrays["control"].items()}
+        return with_term(method, Shift(shift, "control variates"))
+
+    def after(self, turn: Turn) -> Parcel:
+        scale = turn.steps * turn.lr
+        gain = {
+            name: (value - turn.end[name]) / scale - turn.parcel.arrays["control"][name]
+            for name, value in turn.start.items()
+        }
+        own = turn.memory.arrays["control"]
+        turn.memory.arrays["control"] = {name: own[name] + gain[name] for name in own}
+        return Parcel(0, {"control": gain})
+
+    def uploads(self, weights: Mapping[str, Tensor]) -> dict[str, Arrays]:
+        return {"control": dict(weights)}
+
+    def limits(self, step: float) -> dict[str, float]:
+        return {"control": 2 * step}
+
+    def absorb(self, memory: Memory, tally: Tally) -> None:
+        moved = combined(
+            {name: parcel.arrays["control"] for name, parcel in tally.accepted.items()},
+            dict.fromkeys(tally.accepted, 1 / tally.clients),
+        )
+        control = {name: value + moved[name] for name, value in memory.arrays["control"].items()}
+        # a mean of honest steps is no longer than one: whoever adds up round after round gets no further
+        shorter = min(1.0, tally.step / max(total_norm(control), 1e-300))
+        memory.arrays["control"] = {name: shorter * value for name, value in control.items()}
+
+
+def _zeros(weights: Mapping[str, Tensor]) -> Arrays:
+    return {name: torch.zeros_like(value) for name, value in weights.items()}

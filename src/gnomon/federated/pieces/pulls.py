@@ -1,0 +1,59 @@
+"""Pulls towards the server's weights, after the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from gnomon import validate
+from gnomon.federated.pieces.piece import Piece, Turn
+from gnomon.federated.terms import Beyond, Proximal
+from gnomon.methods import Method
+from gnomon.steps import Descent, Term
+from gnomon.validate import SettingError
+
+
+@dataclass(frozen=True)
+class Prox(Piece):
+    """FedProx: stay near the global weights (Li et al. 2020).
+
+    >>> Prox(0.1).mu
+    0.1
+    """
+
+    mu: float = 0.01
+    name = "proximal"
+
+    def before(self, method: Method, turn: Turn) -> Method:
+        _refuse_overshoot(self.mu, turn)
+        return with_term(method, Proximal(self.mu, turn.start))
+
+
+@dataclass(frozen=True)
+class Blur(Piece):
+    """FedLRS's BLUR: a pull back that begins at a distance of `limit` (Cheng et al. 2022).
+
+    >>> Blur(0.1, 1.0).limit
+    1.0
+    """
+
+    mu: float = 0.1
+    limit: float = 1.0
+    name = "bounded update"
+
+    def before(self, method: Method, turn: Turn) -> Method:
+        _refuse_overshoot(self.mu, turn)
+        return with_term(method, Beyond(self.mu, turn.start, self.limit))
+
+
+def _refuse_overshoot(mu: float, turn: Turn) -> None:
+    if mu * turn.lr > 1:
+        allowed = f"at most 1 / lr = {1 / turn.lr:g}: a stronger pull throws the weights past the server's"
+        raise validate.SettingError("mu", mu, allowed)
+
+
+def with_term(method: Method, term: Term) -> Method:
+    """A method whose step has one more term."""
+    if not isinstance(method.step, Descent):
+        raise SettingError("method", method.name, "one with a plain step: a constrained one has no place for terms")
+    return dataclasses.replace(method, step=Descent((*method.step.terms, term)))
