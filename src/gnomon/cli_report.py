@@ -123,6 +123,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     import os
 
     from gnomon.reproduce import available, read_experiment, reproduce
+    from gnomon.reproduce.files import ELSEWHERE
     from gnomon.reproduce.run import cells_of
     from gnomon.validate import SettingError, whole
 
@@ -131,6 +132,9 @@ def _reproduce(args: argparse.Namespace) -> int:
             one = read_experiment(name)
             runs = {cell.key for line, value in one.chosen([]) for cell in cells_of(one, line, value)}
             print(f"{name:<24} {one.title} ({len(runs)} runs)")
+        print("\nWith a runner of their own, in the repository:")
+        for name, (title, command) in ELSEWHERE.items():
+            print(f"{name:<24} {title}: {command}")
         return 0
     if args.name is None:
         raise SettingError("experiment", None, "a name of gnomon reproduce --list, or a YAML file")

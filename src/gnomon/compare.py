@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
+from gnomon.diagnose import Looks
 from gnomon.environment import environment
 from gnomon.losses import LOSSES
 from gnomon.methods import METHODS
@@ -52,6 +53,8 @@ class Cell:
     label: str
     """The method, with its settings where they are not the common ones."""
     config: TrainConfig
+    looks: Looks | None = None
+    """Looks inside while it trains, if any."""
 
     @property
     def public_only(self) -> bool:
@@ -70,6 +73,8 @@ class Cell:
         settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
         if self.public_only:
             settings["label"] = PUBLIC_ONLY
+        if self.looks is not None:
+            settings["looks"] = dataclasses.asdict(self.looks)
         if is_own(self.config.data):  # the file may change under the same name
             content = Path(self.config.data.removeprefix("npz:")).read_bytes()
             settings["content"] = hashlib.sha256(content).hexdigest()
@@ -89,7 +94,13 @@ class Row:
     seconds: float
 
 
-def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[float], seeds: int) -> list[Cell]:
+def grid(
+    base: TrainConfig,
+    methods: Sequence[str],
+    noise_multipliers: Sequence[float],
+    seeds: int,
+    looks: Looks | None = None,
+) -> list[Cell]:
     """All cells. A method may carry settings of its own: "pcdp:rank=50,scope=per-tensor".
 
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
@@ -113,7 +124,7 @@ def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[
                 method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
-                cells.append(Cell(label, config))
+                cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
     return cells
 
 
@@ -156,6 +167,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         found = evaluate(model, LOSSES[cell.config.loss], source.test)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
+    seen = cell.looks.along(trainer, split.private) if cell.looks is not None else None
     curve: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=curve.append)
     if result.stopped == "interrupted":
@@ -167,7 +179,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "accuracy": curve[-1]["validation/accuracy"],
         "seconds": curve[-1]["seconds"],
         "history": [plain(row) for row in curve],
-    }
+    } | ({} if seen is None else {"diagnostics": seen})
 
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from gnomon.data import load
 from gnomon.environment import environment
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import picture
-from gnomon.reproduce.result import Row, markdown, row_of, table
+from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
 from gnomon.validate import SettingError, positive
 
 
@@ -68,7 +68,7 @@ def reproduce(
 def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.Cell]:
     """The runs of one line at one value, one for each seed.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> table = read_experiment("pcdp-table2")
     >>> [cell.config.noise_multiplier for cell in cells_of(table, table.lines[0], 6.0)]
     [6.0, 6.0, 6.0, 6.0]
@@ -78,7 +78,8 @@ def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.C
         label = compare.PUBLIC_ONLY  # nothing but the public records matters to it
     if label == compare.PUBLIC_ONLY:
         return compare.grid(base, [label], [1.0], experiment.seeds)
-    return compare.grid(base, [label], [_level(experiment, base, line, value)], experiment.seeds)
+    level = _level(experiment, base, line, value)
+    return compare.grid(base, [label], [level], experiment.seeds, experiment.looking)
 
 
 def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) -> float:
@@ -99,7 +100,7 @@ def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) 
 def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     """What the published code's batches, the same blocks in every epoch, really cost at these settings.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> table = read_experiment("pcdp-table2")
     >>> found = as_coded(table, cells_of(table, table.lines[0], 6.0)[0].config)
     >>> round(found, 1)
@@ -132,14 +133,16 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
     (folder / "result.md").write_text(markdown(experiment, rows))
+    if any(row.series for row in rows):
+        (folder / "series.csv").write_text(series_table(rows))
     picture(experiment, rows).save(folder)
     words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
     words += ["--fast"] if experiment.is_fast else []
     words += ["--cells", ",".join(cells)] if cells else []
     kept: dict[str, Any] = {
         "experiment": dataclasses.asdict(experiment),
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "rows": [plain_row(row) for row in rows],
         "command": shlex.join(words),
         "environment": dict(environment),
     }
-    (folder / "reproduction.json").write_text(json.dumps(kept, indent=2) + "\n")
+    (folder / "reproduction.json").write_text(json.dumps(kept, indent=1) + "\n")
