@@ -88,6 +88,21 @@ class Experiment:
         return line.measure or self.measure
 
     @property
+    def runs(self) -> int:
+        """How many runs it takes; lines may share them, and public records alone need one whatever the axis.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("dp-lsgd-figure1").runs
+        6
+        """
+        whatever = self.axis != "public"
+        labels = {
+            "public-only" if line.method == "public-only" and whatever else (line.label(self.axis, value), value)
+            for line, value in self.chosen([])
+        }
+        return self.seeds * len(labels)
+
+    @property
     def unprotected(self) -> bool:
         """Whether the picture shows what was computed on private records without noise."""
         names = [self.draw] if self.draw else [self.measure_of(line) for line in self.lines]

@@ -26,11 +26,13 @@ def picture(experiment: Experiment, rows: Sequence[Row]) -> Picture:
 
 def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     figure, (axes,) = blank()
-    values = sorted({row.value for row in rows})
+    values = sorted({row.value for row in rows}, reverse=experiment.axis == NOISE)  # more epsilon to the right
     place = {value: number for number, value in enumerate(values)}
     said = []
     for number, (name, colour) in enumerate(colours([row.line for row in rows]).items()):
-        mine = sorted((row for row in rows if row.line == name and row.measured is not None), key=lambda r: r.value)
+        mine = sorted(
+            (row for row in rows if row.line == name and row.measured is not None), key=lambda r: place[r.value]
+        )
         at = [place[row.value] for row in mine]
         means = [row.measured or 0.0 for row in mine]
         spread = [row.measured_std or 0.0 for row in mine]
@@ -46,7 +48,7 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         axes.plot([], [], "x", color=INK, label="published")
     with mpl.rc_context(STYLE):
         axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
-    axes.set_xlabel(f"{experiment.axis}{', and true epsilon' if experiment.axis == NOISE else ''}")
+    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else experiment.axis)
     axes.set_ylabel(words(experiment))
     legend(axes)
     caption = f"{experiment.title}: measured (lines) and published (crosses)."
@@ -82,4 +84,4 @@ def _tick(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     if experiment.axis != NOISE:
         return f"{value:g}"
     found = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
-    return f"{value:g}" if found is None else f"{value:g}\n{found:.2g}"
+    return f"σ {value:g}" if found is None else f"{found:.2g}\nσ {value:g}"

@@ -181,6 +181,8 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
         said = f"{len(rows)} of {planned} cells run, {said} each"
     said += f" where {experiment.seeds} are planned." if seeds[0] < experiment.seeds else "."
     changed = experiment.fast.get("settings", {}) if experiment.is_fast else {}
+    if experiment.is_fast and not changed:
+        said += " A SMALL PART (--fast) of what the file asks for."
     if changed:
         what = ", ".join(
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in changed.items()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,11 @@ def reproduce(
     >>> [(row.line, row.value, row.seeds) for row in rows]
     [('DP-SGD', 5.0, 1)]
     """
-    chosen = experiment.chosen(cells or [])
-    grids = [(line, value, cells_of(experiment, line, value)) for line, value in chosen]
     if not only_done:
+        every = [cell for line, value in experiment.chosen(cells or []) for cell in cells_of(experiment, line, value)]
         load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
-        compare.run([cell for _, _, group in grids for cell in group], out, workers=workers, progress=progress)
-    found = [(line, value, group[0].config, compare.done(group, out)) for line, value, group in grids]
-    rows = [
-        row_of(experiment, line, value, results, as_coded(experiment, config))
-        for line, value, config, results in found
-        if results
-    ]
+        compare.run(every, out, workers=workers, progress=progress)
+    rows = done_rows(experiment, out, cells)
     if not rows:
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
@@ -62,6 +57,21 @@ def reproduce(
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
+    return rows
+
+
+def done_rows(experiment: Experiment, out: Path, cells: list[str] | None = None) -> list[Row]:
+    """A row for each line and value of which at least one seed has been run.
+
+    >>> from gnomon.reproduce.files import read_experiment
+    >>> done_rows(read_experiment("pcdp-table2"), Path("nowhere"))
+    []
+    """
+    rows = []
+    for line, value in experiment.chosen(cells or []):
+        group = cells_of(experiment, line, value)
+        if results := compare.done(group, out):
+            rows.append(row_of(experiment, line, value, results, as_coded(experiment, group[0].config)))
     return rows
 
 
@@ -91,10 +101,20 @@ def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) 
             raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
         rate = given.batch_size / given.private
         steps = max(1, round(given.epochs * max(1, round(1 / rate))))
-        return noise_multiplier(target_epsilon=value, sample_rate=rate, steps=steps, delta=given.target_delta)
+        return calibrated(value, rate, steps, given.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
     return base.noise_multiplier
+
+
+@cache
+def calibrated(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
+    """The noise for a budget; lines that share it work it out once.
+
+    >>> round(calibrated(1.0, 0.025, 100, 1e-5), 2)
+    1.32
+    """
+    return noise_multiplier(target_epsilon=target_epsilon, sample_rate=sample_rate, steps=steps, delta=delta)
 
 
 def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:

@@ -12,7 +12,11 @@ from gnomon.reproduce.experiment import Experiment, Line
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or one set of points, of a picture: means over seeds, and their deviation."""
+    """One line, or one set of points, of a picture: means over seeds, and their deviation.
+
+    >>> Series("", at=[1.0, 2.0], mean=[50.0, 60.0], deviation=[]).mean[-1]
+    60.0
+    """
 
     name: str
     at: list[float]
