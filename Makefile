@@ -18,7 +18,7 @@ help:
 	@echo "make soak    200 kills, every planted bug in every method, 1000 audits of an honest step (about an hour)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
 	@echo "make lint    format check and lint only"
-	@echo "make experiments  tables and figures of the papers, hours; FAST=--fast for minutes each"
+	@echo "make experiments  tables and figures of the papers, days; FAST=--fast for minutes each, EXPERIMENTS='a b' for some"
 	@echo "make figures draw the pictures of README and docs again"
 	@echo "make setup   create .venv and install; the other targets do it when needed"
 
@@ -66,8 +66,7 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/local.py
 
 # Finished cells are kept in runs/reproduce: stop it and start it again at will.
-EXPERIMENTS ?= pcdp-table2 pcdp-table3 pcdp-table4 pcdp-figure3 pcdp-appendix-figure2 pcdp-appendix-figure3 \
-  pcdp-appendix-figure7 pdp-figure3-mnist pdp-figure3-fashion dp-lsgd-figure1
+EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/reproduce/experiments/*.yaml)))
 
 experiments: $(STAMP)
 	set -e; for name in $(EXPERIMENTS); do OMP_NUM_THREADS=1 $(BIN)/gnomon reproduce $$name $(FAST); done

@@ -123,14 +123,16 @@ def _reproduce(args: argparse.Namespace) -> int:
     import os
 
     from gnomon.reproduce import available, read_experiment, reproduce
-    from gnomon.reproduce.run import cells_of
+    from gnomon.reproduce.files import ELSEWHERE
     from gnomon.validate import SettingError, whole
 
     if args.list:
         for name in available():
             one = read_experiment(name)
-            runs = {cell.key for line, value in one.chosen([]) for cell in cells_of(one, line, value)}
-            print(f"{name:<24} {one.title} ({len(runs)} runs)")
+            print(f"{name:<29} {one.title} ({one.runs} run{'' if one.runs == 1 else 's'})")
+        print("\nWith a runner of their own, in the repository:")
+        for name, (title, command) in ELSEWHERE.items():
+            print(f"{name:<29} {title}: {command}")
         return 0
     if args.name is None:
         raise SettingError("experiment", None, "a name of gnomon reproduce --list, or a YAML file")

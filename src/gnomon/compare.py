@@ -19,6 +19,7 @@ import torch
 from gnomon.cells import kept_cells, run_cells, settings_key
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
+from gnomon.diagnose import Looks
 from gnomon.environment import environment
 from gnomon.memory import keep_memory
 from gnomon.methods import METHODS
@@ -45,6 +46,8 @@ class Cell:
     label: str
     """The method, with its settings where they are not the common ones."""
     config: TrainConfig
+    looks: Looks | None = None
+    """Looks inside while it trains, if any."""
 
     @property
     def public_only(self) -> bool:
@@ -54,7 +57,9 @@ class Cell:
     @property
     def key(self) -> str:
         """A name that changes with every setting that could change the result; the label itself does not count."""
-        more = {"label": PUBLIC_ONLY} if self.public_only else {}
+        more: dict[str, Any] = {"label": PUBLIC_ONLY} if self.public_only else {}
+        if self.looks is not None:
+            more["looks"] = dataclasses.asdict(self.looks)
         if is_own(self.config.data):  # the file may change under the same name
             content = Path(self.config.data.removeprefix("npz:")).read_bytes()
             more["content"] = hashlib.sha256(content).hexdigest()
@@ -74,7 +79,13 @@ class Row:
     seconds: float
 
 
-def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[float], seeds: int) -> list[Cell]:
+def grid(
+    base: TrainConfig,
+    methods: Sequence[str],
+    noise_multipliers: Sequence[float],
+    seeds: int,
+    looks: Looks | None = None,
+) -> list[Cell]:
     """All cells. A method may carry settings of its own: "pcdp:rank=50,scope=per-tensor".
 
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
@@ -98,7 +109,7 @@ def grid(base: TrainConfig, methods: Sequence[str], noise_multipliers: Sequence[
                 method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
-                cells.append(Cell(label, config))
+                cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
     return cells
 
 
@@ -140,6 +151,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         found = public_only(cell.config, source, split.public)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
     trainer = build_trainer(cell.config, source, split.public, progress=False)
+    seen = cell.looks.along(trainer, split.private) if cell.looks is not None else None
     curve: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=curve.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":
@@ -151,7 +163,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "accuracy": curve[-1]["validation/accuracy"],
         "seconds": curve[-1]["seconds"],
         "history": [plain(row) for row in curve],
-    }
+    } | ({} if seen is None else {"diagnostics": seen})
 
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ DIGITS = 4
 
 ALONG = ("history", "diagnostics")
 """What a result has one row of for each epoch or look."""
+
+
+INFINITE = "infinite"
 
 
 class Store:
@@ -63,7 +67,7 @@ def packed(result: dict[str, Any]) -> dict[str, Any]:
     >>> packed({"history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
     {'history': {'epoch': [1.0, 2.0], 'loss': [None, 0.1235]}}
     """
-    return result | {name: _columns(result[name]) for name in ALONG if name in result}
+    return finite(result | {name: _columns(result[name]) for name in ALONG if name in result})
 
 
 def unpacked(result: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +76,8 @@ def unpacked(result: dict[str, Any]) -> dict[str, Any]:
     >>> unpacked({"history": {"epoch": [1.0, 2.0], "loss": [None, 0.1235]}})
     {'history': [{'epoch': 1.0}, {'epoch': 2.0, 'loss': 0.1235}]}
     """
-    return result | {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
+    rows = {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
+    return result | rows | ({"epsilon": math.inf} if result.get("epsilon") == INFINITE else {})
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -86,6 +91,15 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
         {name: values[number] for name, values in columns.items() if values[number] is not None}
         for number in range(length)
     ]
+
+
+def finite(result: dict[str, Any]) -> dict[str, Any]:
+    """The same with a word for infinity, which JSON has no number for: the epsilon of a run without noise.
+
+    >>> finite({"epsilon": math.inf})
+    {'epsilon': 'infinite'}
+    """
+    return {name: INFINITE if value == math.inf else value for name, value in result.items()}
 
 
 def rounded(value: Any) -> Any:

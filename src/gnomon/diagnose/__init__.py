@@ -2,6 +2,7 @@
 
 from gnomon.diagnose.clipping import bias, signal_to_noise
 from gnomon.diagnose.cloud import cloud
+from gnomon.diagnose.looks import Looks
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.diagnose.overlap import angles, energy_inside, skew
 from gnomon.diagnose.run import diagnose
@@ -9,6 +10,7 @@ from gnomon.diagnose.spectrum import components, gap, gram, spectrum
 
 __all__ = [
     "Diagnostics",
+    "Looks",
     "angles",
     "bias",
     "cloud",

@@ -15,7 +15,7 @@ from gnomon.data import Loader
 from gnomon.diagnose.clipping import length, signal_to_noise
 from gnomon.diagnose.cloud import spread
 from gnomon.diagnose.overlap import angles, skew
-from gnomon.diagnose.portrait import Sitter, portrait
+from gnomon.diagnose.portrait import SHOWN, Sitter, portrait
 from gnomon.diagnose.spectrum import gram
 from gnomon.release import Admitted
 from gnomon.release.door import bounded, lengths
@@ -36,6 +36,7 @@ class Diagnostics:
     Values under `public/` come from public records and released weights alone; those under `unprotected/` read
     private records without noise and are for the data holder. `public` are the records to hold gradients against
     (default: those of the method, if it has any); half of them make a subspace of `rank` dimensions for the other half.
+    Spectra look at `records` gradients and keep `shown` eigenvalues.
     `public_only=True` reads no private record: everything that needs gradients is computed on public ones.
 
     >>> from torch import nn
@@ -60,12 +61,14 @@ class Diagnostics:
         public: Any = None,
         rank: int = 20,
         records: int = 100,
+        shown: int = SHOWN,
         public_only: bool = False,
     ) -> None:
         self.sink, self.public, self.public_only = sink, public, public_only
         self.every = validate.whole("every", every)
         self.rank = validate.whole("rank", rank)
         self.records = validate.whole("records", records, least=2)
+        self.shown = validate.whole("shown", shown)
         self._last: tuple[Updates, Tensor] | None = None
 
     def __call__(self, view: View) -> None:
@@ -115,7 +118,9 @@ class Diagnostics:
         held_out = public.select(theirs)
         clip = admission(held_out, Flat(), view.max_grad_norm)
         sitter = Sitter(held_out, clip, held_out, dict, half)
-        record, _ = portrait(sitter, bound=view.max_grad_norm, unit=1.0, rank=self.rank, records=self.records)
+        record, _ = portrait(
+            sitter, bound=view.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
+        )
         record |= {"skew": spectral, "skew/frobenius": frobenius, "angles": angles(overlap).tolist()}
         whole = mixing(inner, self.rank, torch.float64)
         if self._last is not None:
@@ -133,7 +138,12 @@ class Diagnostics:
         elif not ambient:
             sitter = replace(sitter, lift=lambda vector: projected(view.basis, vector))
         record, signal = portrait(
-            sitter, bound=view.max_grad_norm, unit=view.method.unit, rank=self.rank, records=self.records
+            sitter,
+            bound=view.max_grad_norm,
+            unit=view.method.unit,
+            rank=self.rank,
+            records=self.records,
+            shown=self.shown,
         )
         if record:
             deviation = view.noise_multiplier * view.max_grad_norm

@@ -20,7 +20,7 @@ from gnomon.updates import Updates
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHOWN = 60
-"""How many eigenvalues are kept."""
+"""How many eigenvalues are kept unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Sitter:
         )
 
 
-def portrait(sitter: Sitter, *, bound: float, unit: float, rank: int, records: int) -> tuple[dict[str, Any], float]:
+def portrait(
+    sitter: Sitter, *, bound: float, unit: float, rank: int, records: int, shown: int = SHOWN
+) -> tuple[dict[str, Any], float]:
     """The statistics of some updates, and the length of their clipped mean as the model would get it without noise.
 
     Spectrum and cloud look at no more than `records` of them. Samples that are not finite are left out, as by the door.
@@ -61,10 +63,11 @@ def portrait(sitter: Sitter, *, bound: float, unit: float, rank: int, records: i
     lengths = sitter.admitted.norms.square().sum(1).sqrt()
     off = bias(clipped, true)
     record: dict[str, Any] = {
-        "spectrum": values[:SHOWN].tolist(),
+        "spectrum": values[:shown].tolist(),
         "gap": gap(values, rank),
         "components": components(true),
         "norms": quantiles(updates.norms()),
+        "norms/mean": float(updates.norms().mean()),
         "clipped": float((weights < 1).any(1).double().mean()),
         "incremental": float((lengths - bound).clamp_min(0).mean()) / unit,
         "bias/cosine": off.cosine,
@@ -74,6 +77,7 @@ def portrait(sitter: Sitter, *, bound: float, unit: float, rank: int, records: i
     if sitter.basis is not None:
         inside = sitter.basis.coordinates(updates)
         record["norms_projected"] = quantiles(inside.norms())
+        record["norms_projected/mean"] = float(inside.norms().mean())
         record["energy"] = quantiles(energy_inside(inside, updates))
     return record, length(clipped)
 

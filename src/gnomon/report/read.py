@@ -132,6 +132,8 @@ def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
         }
         if not unprotected:
             rows = [row for row in rows if row["line"] not in hidden]
+            if experiment.get("draw", "").startswith(UNPROTECTED):
+                rows = [row | {"series": []} for row in rows]
             experiment = experiment | {"lines": [one for one in experiment["lines"] if one["name"] not in hidden]}
         return Reproduction(folder.resolve().name, experiment, rows, found["command"], found.get("environment", {}))
     except (KeyError, TypeError) as error:

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from gnomon.config import TrainConfig, read_yaml, recipe
-from gnomon.validate import SettingError, number, whole
+from gnomon.config import TrainConfig, recipe
+from gnomon.diagnose import Looks
+from gnomon.validate import SettingError
 
-FOLDER = Path(__file__).parent / "experiments"
 NOISE, BUDGET = "noise-multiplier", "target-epsilon"
 
 
@@ -51,6 +50,7 @@ class Line:
 class Experiment:
     """One table or figure of a paper.
 
+    >>> from gnomon.reproduce.files import read_experiment
     >>> figure = read_experiment("pcdp-appendix-figure2")
     >>> figure.axis, figure.values[:2], figure.base.noise_multiplier
     ('rank', (10.0, 25.0), 22.0)
@@ -72,6 +72,12 @@ class Experiment:
     notes: tuple[str, ...] = ()
     heat: bool = False
     """Whether lines are a second axis, drawn as a map."""
+    over: str = ""
+    """What the picture is drawn against: "" for the axis, or "epoch", "rank" or "plane"."""
+    draw: str = ""
+    """The diagnostic that the picture shows against ranks or in a plane."""
+    looks: dict[str, int] = field(default_factory=dict)
+    """How often and at how much to look inside runs."""
     fast: dict[str, Any] = field(default_factory=dict)
     is_fast: bool = False
     source: str = ""
@@ -80,6 +86,41 @@ class Experiment:
     def measure_of(self, line: Line) -> str:
         """What a line measures: `accuracy`, or the name of a metric whose last value counts."""
         return line.measure or self.measure
+
+    @property
+    def runs(self) -> int:
+        """How many runs it takes; lines may share them, and public records alone need one whatever the axis.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("dp-lsgd-figure1").runs
+        6
+        """
+        whatever = self.axis != "public"
+        labels = {
+            "public-only" if line.method == "public-only" and whatever else (line.label(self.axis, value), value)
+            for line, value in self.chosen([])
+        }
+        return self.seeds * len(labels)
+
+    @property
+    def unprotected(self) -> bool:
+        """Whether the picture shows what was computed on private records without noise."""
+        names = [self.draw] if self.draw else [self.measure_of(line) for line in self.lines]
+        return any(name.startswith("unprotected/") for name in names)
+
+    @property
+    def looking(self) -> Looks | None:
+        """The looks inside each run, keeping what is drawn or measured.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("pdp-figure1").looking.keep
+        ('unprotected/spectrum',)
+        """
+        if not self.looks:
+            return None
+        measures = (self.measure_of(line) for line in self.lines)
+        keep = (self.draw,) if self.draw else tuple(sorted({one for one in measures if one != "accuracy"}))
+        return Looks(**self.looks, keep=keep)
 
     @property
     def base(self) -> TrainConfig:
@@ -105,6 +146,7 @@ class Experiment:
     def chosen(self, patterns: list[str]) -> list[tuple[Line, float]]:
         """The cells whose name, LINE@VALUE, matches one of the patterns; all without patterns.
 
+        >>> from gnomon.reproduce.files import read_experiment
         >>> pcdp = read_experiment("pcdp-table2")
         >>> [(line.name, value) for line, value in pcdp.chosen(["DP-SGD@6", "DP-SGD@10"])]
         [('DP-SGD', 6.0), ('DP-SGD', 10.0)]
@@ -119,31 +161,6 @@ class Experiment:
         return found
 
 
-def available() -> list[str]:
-    """The names of the experiments that come with the package.
-
-    >>> "pcdp-table2" in available()
-    True
-    """
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def read_experiment(name: str) -> Experiment:
-    """An experiment by its name, or from a YAML file of one's own.
-
-    >>> read_experiment("pcdp-table2").lines[0].published[6.0]
-    (91.91, 0.56)
-    """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if path.parent == FOLDER and path.stem not in available():
-        raise SettingError("experiment", name, f"one of {', '.join(available())}, or a YAML file")
-    values = read_yaml(path)
-    try:
-        return dataclasses.replace(_experiment(path.stem, values), source=name)
-    except KeyError as error:
-        raise SettingError("experiment", str(path), f"a file with the key {error}") from None
-
-
 def restored(values: Mapping[str, Any]) -> Experiment:
     """The experiment that `dataclasses.asdict` and JSON turned into plain values."""
 
@@ -153,56 +170,3 @@ def restored(values: Mapping[str, Any]) -> Experiment:
     lines = [Line(**one | {"at": keyed(one["at"]), "published": keyed(one["published"])}) for one in values["lines"]]
     changed = {"lines": tuple(lines), "values": tuple(values["values"]), "notes": tuple(values["notes"])}
     return Experiment(**{**values, **changed, "paper_epsilon": keyed(values["paper_epsilon"])})
-
-
-def _experiment(name: str, values: dict[str, Any]) -> Experiment:
-    known = {"title", "paper", "settings", "axis", "values", "seeds", "lines", "family", "measure", "unit",
-             "paper-epsilon", "as-coded", "notes", "fast"}  # fmt: skip
-    if unknown := set(values) - known:
-        raise SettingError("experiment", f"{name}: {sorted(unknown)[0]}", f"one of {', '.join(sorted(known))}")
-    as_coded = values.get("as-coded", "")
-    if as_coded not in ("", "fixed-blocks"):
-        raise SettingError("as-coded", as_coded, "fixed-blocks, or nothing")
-    lines = [_line(one, about) for one, about in values.get("lines", {}).items()]
-    if "family" in values:
-        lines += _family(values["family"])
-    if not lines:
-        raise SettingError("experiment", name, "a file with lines or a family")
-    return Experiment(
-        name,
-        values["title"],
-        values["paper"],
-        values["settings"],
-        values["axis"],
-        tuple(number("values", value) for value in values["values"]),
-        whole("seeds", values["seeds"]),
-        tuple(lines),
-        values.get("measure", "accuracy"),
-        values.get("unit", "%"),
-        {float(key): float(value) for key, value in values.get("paper-epsilon", {}).items()},
-        as_coded,
-        tuple(values.get("notes", ())),
-        "family" in values,
-        values.get("fast", {}),
-    )
-
-
-def _line(name: str, about: Mapping[str, Any]) -> Line:
-    known = {"method", "settings", "at", "published", "measure"}
-    if unknown := set(about) - known:
-        raise SettingError("lines", f"{name}: {sorted(unknown)[0]}", f"one of {', '.join(sorted(known))}")
-    published = {}
-    for key, value in about.get("published", {}).items():
-        pair = value if isinstance(value, list) else [value, None]
-        published[float(key)] = (float(pair[0]), None if pair[1] is None else float(pair[1]))
-    at = {float(key): dict(value) for key, value in about.get("at", {}).items()}
-    return Line(name, about["method"], dict(about.get("settings", {})), at, published, about.get("measure", ""))
-
-
-def _family(about: Mapping[str, Any]) -> list[Line]:
-    """A line for each value of a second setting."""
-    setting = about["setting"]
-    return [
-        Line(f"{setting} = {value:g}", about["method"], {**about.get("settings", {}), setting: value})
-        for value in about["values"]
-    ]

@@ -10,28 +10,36 @@ import numpy as np
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import INK, STYLE, Picture, blank, legend
+from gnomon.reproduce.curves import MARKERS, in_plane, over_epochs, over_ranks, words
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 
 
 def picture(experiment: Experiment, rows: Sequence[Row]) -> Picture:
-    """Lines for what was measured, crosses for what was published; a map if the lines are a second axis."""
-    return _map(experiment, rows) if experiment.heat else _lines(experiment, rows)
+    """Lines for what was measured, crosses for what was published; a map if the lines are a second axis.
+
+    Experiments over epochs, ranks or a plane have pictures of their own.
+    """
+    kinds = {"epoch": over_epochs, "rank": over_ranks, "plane": in_plane}
+    return kinds.get(experiment.over, _map if experiment.heat else _lines)(experiment, rows)
 
 
 def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     figure, (axes,) = blank()
-    values = sorted({row.value for row in rows})
+    values = sorted({row.value for row in rows}, reverse=experiment.axis == NOISE)  # more epsilon to the right
     place = {value: number for number, value in enumerate(values)}
     said = []
-    for name, colour in colours([row.line for row in rows]).items():
-        mine = sorted((row for row in rows if row.line == name and row.measured is not None), key=lambda r: r.value)
+    for number, (name, colour) in enumerate(colours([row.line for row in rows]).items()):
+        mine = sorted(
+            (row for row in rows if row.line == name and row.measured is not None), key=lambda r: place[r.value]
+        )
         at = [place[row.value] for row in mine]
         means = [row.measured or 0.0 for row in mine]
         spread = [row.measured_std or 0.0 for row in mine]
         public = bool(mine) and mine[0].epsilon == 0
+        shape = "" if public else MARKERS[number % len(MARKERS)]
         axes.errorbar(at, means, spread, color=INK if public else colour, linestyle="--" if public else "-",
-                      marker="" if public else "o", markersize=3.5, linewidth=1.3, capsize=2, label=name)  # fmt: skip
+                      marker=shape, markersize=4, linewidth=1.3, capsize=2, label=name)  # fmt: skip
         told = [row for row in rows if row.line == name and row.published is not None]
         axes.plot([place[row.value] for row in told], [row.published or 0.0 for row in told], "x", color=colour)
         pairs = [f"{row.measured:.3g} at {row.value:g}" for row in mine]
@@ -40,12 +48,11 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         axes.plot([], [], "x", color=INK, label="published")
     with mpl.rc_context(STYLE):
         axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
-    axes.set_xlabel(f"{experiment.axis}{', and true epsilon' if experiment.axis == NOISE else ''}")
-    axes.set_ylabel(_measure(experiment))
+    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else experiment.axis)
+    axes.set_ylabel(words(experiment))
     legend(axes)
     caption = f"{experiment.title}: measured (lines) and published (crosses)."
-    raw = any(experiment.measure_of(line).startswith("unprotected/") for line in experiment.lines)
-    return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, raw)
+    return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, experiment.unprotected)
 
 
 def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
@@ -60,7 +67,7 @@ def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     with mpl.rc_context(STYLE):
         axes.set_xticks([0.5 + n for n in range(len(values))], [f"{value:g}" for value in values])
         axes.set_yticks([0.5 + n for n in range(len(names))], names)
-        figure.colorbar(image, label=_measure(experiment))
+        figure.colorbar(image, label=words(experiment))
     middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
     for (down, across), value in np.ndenumerate(grid):
         if not math.isnan(value):
@@ -77,9 +84,4 @@ def _tick(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     if experiment.axis != NOISE:
         return f"{value:g}"
     found = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
-    return f"{value:g}" if found is None else f"{value:g}\n{found:.2g}"
-
-
-def _measure(experiment: Experiment) -> str:
-    name = "test accuracy" if experiment.measure == "accuracy" else experiment.measure
-    return f"{name} ({experiment.unit})" if experiment.unit else name
+    return f"σ {value:g}" if found is None else f"{found:.2g}\nσ {value:g}"

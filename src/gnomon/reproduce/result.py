@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.reproduce.experiment import Experiment, Line
+from gnomon.reproduce.series import Series, series_of
+from gnomon.reproduce.series import rows as rows_of
+from gnomon.store import INFINITE, finite, rounded
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Row:
     """True for our runs: Poisson batches, add-remove, privacy loss distributions."""
     as_coded_epsilon: float | None
     seconds: float
+    series: list[Series] = field(default_factory=list)
+    """What the picture shows, where one number is not enough."""
 
     @property
     def difference(self) -> float | None:
@@ -65,7 +71,25 @@ def row_of(
         results[0]["epsilon"],
         as_coded if private else None,
         statistics.fmean(one["seconds"] for one in results),
+        series_of(experiment, line, results),
     )
+
+
+def restored_row(values: Mapping[str, Any]) -> Row:
+    """The row that `plain_row` turned into plain values.
+
+    >>> row = Row("SGD", 6.0, None, None, 90.3, None, 1, None, math.inf, None, 1.0)
+    >>> restored_row(plain_row(row)) == row
+    True
+    """
+    series = [Series(**one) for one in values.get("series", [])]
+    epsilon = math.inf if values["epsilon"] == INFINITE else values["epsilon"]
+    return Row(**{**values, "series": series, "epsilon": epsilon})
+
+
+def plain_row(row: Row) -> dict[str, Any]:
+    """A row for JSON."""
+    return finite(dataclasses.asdict(row) | {"series": [rounded(dataclasses.asdict(one)) for one in row.series]})
 
 
 def measured(measure: str, result: dict[str, Any]) -> float | None:
@@ -76,7 +100,7 @@ def measured(measure: str, result: dict[str, Any]) -> float | None:
     """
     if measure == "accuracy":
         return 100 * float(result["accuracy"])
-    values = [row[measure] for row in result["history"] if row.get(measure) is not None]
+    values = [row[measure] for row in rows_of(result) if row.get(measure) is not None]
     return float(values[-1]) if values else None
 
 
@@ -88,16 +112,34 @@ def table(rows: Sequence[Row]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*(field.name for field in dataclasses.fields(Row)), "difference"])
+    names = [one.name for one in dataclasses.fields(Row) if one.name != "series"]
+    writer.writerow([*names, "difference"])
     for row in rows:
-        writer.writerow([*dataclasses.astuple(row), row.difference])
+        writer.writerow([*(getattr(row, name) for name in names), row.difference])
+    return out.getvalue()
+
+
+def series_table(rows: Sequence[Row]) -> str:
+    """What pictures show along runs, as CSV.
+
+    >>> series_table([]).strip()
+    'line,value,name,epoch,at,mean,deviation'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["line", "value", "name", "epoch", "at", "mean", "deviation"])
+    for row in rows:
+        for one in row.series:
+            spread: Sequence[float | None] = one.deviation or [None] * len(one.at)
+            for at, mean, deviation in zip(one.at, one.mean, spread, strict=True):
+                writer.writerow([row.line, row.value, one.name, one.epoch, *rounded([at, mean, deviation])])
     return out.getvalue()
 
 
 def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     """A row for each line and a column for each value: measured, and what was published in parentheses.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
     >>> print(markdown(read_experiment("pcdp-table2"), [row]).splitlines()[6])
     | DP-SGD | **90.3** (91.9 ± 0.6) |
@@ -127,7 +169,7 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
 def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
     """How far the runs behind the numbers go.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
     >>> caption(read_experiment("pcdp-table2"), [row])
     '1 of 63 cells run, 1 seed each where 4 are planned.'
@@ -139,6 +181,8 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
         said = f"{len(rows)} of {planned} cells run, {said} each"
     said += f" where {experiment.seeds} are planned." if seeds[0] < experiment.seeds else "."
     changed = experiment.fast.get("settings", {}) if experiment.is_fast else {}
+    if experiment.is_fast and not changed:
+        said += " A SMALL PART (--fast) of what the file asks for."
     if changed:
         what = ", ".join(
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in changed.items()
@@ -167,7 +211,12 @@ def _epsilons(rows: Sequence[Row], values: Sequence[float]) -> list[str]:
     private = [row for row in rows if row.epsilon > 0]
     lines = []
     for name, pick in kinds:
-        found = [next((pick(row) for row in private if row.value == value), None) for value in values]
-        if any(one is not None for one in found):
-            lines.append(f"| {name} | " + " | ".join("–" if one is None else f"{one:.3f}" for one in found) + " |")
+        found = [[one for row in private if row.value == value and (one := pick(row)) is not None] for value in values]
+        if any(found):
+            lines.append(f"| {name} | " + " | ".join(map(_range, found)) + " |")
     return lines
+
+
+def _range(found: Sequence[float]) -> str:
+    """One number if all lines share it, else the least and the greatest."""
+    return " to ".join(dict.fromkeys(f"{one:.3f}" for one in (min(found), max(found)))) if found else "–"

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gnomon.data import load
 from gnomon.environment import environment
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import picture
-from gnomon.reproduce.result import Row, markdown, row_of, table
+from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
 from gnomon.validate import SettingError, positive
 
 
@@ -44,17 +45,11 @@ def reproduce(
     >>> [(row.line, row.value, row.seeds) for row in rows]
     [('DP-SGD', 5.0, 1)]
     """
-    chosen = experiment.chosen(cells or [])
-    grids = [(line, value, cells_of(experiment, line, value)) for line, value in chosen]
     if not only_done:
+        every = [cell for line, value in experiment.chosen(cells or []) for cell in cells_of(experiment, line, value)]
         load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
-        compare.run([cell for _, _, group in grids for cell in group], out, workers=workers, progress=progress)
-    found = [(line, value, group[0].config, compare.done(group, out)) for line, value, group in grids]
-    rows = [
-        row_of(experiment, line, value, results, as_coded(experiment, config))
-        for line, value, config, results in found
-        if results
-    ]
+        compare.run(every, out, workers=workers, progress=progress)
+    rows = done_rows(experiment, out, cells)
     if not rows:
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
@@ -65,10 +60,25 @@ def reproduce(
     return rows
 
 
+def done_rows(experiment: Experiment, out: Path, cells: list[str] | None = None) -> list[Row]:
+    """A row for each line and value of which at least one seed has been run.
+
+    >>> from gnomon.reproduce.files import read_experiment
+    >>> done_rows(read_experiment("pcdp-table2"), Path("nowhere"))
+    []
+    """
+    rows = []
+    for line, value in experiment.chosen(cells or []):
+        group = cells_of(experiment, line, value)
+        if results := compare.done(group, out):
+            rows.append(row_of(experiment, line, value, results, as_coded(experiment, group[0].config)))
+    return rows
+
+
 def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.Cell]:
     """The runs of one line at one value, one for each seed.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> table = read_experiment("pcdp-table2")
     >>> [cell.config.noise_multiplier for cell in cells_of(table, table.lines[0], 6.0)]
     [6.0, 6.0, 6.0, 6.0]
@@ -78,7 +88,8 @@ def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.C
         label = compare.PUBLIC_ONLY  # nothing but the public records matters to it
     if label == compare.PUBLIC_ONLY:
         return compare.grid(base, [label], [1.0], experiment.seeds)
-    return compare.grid(base, [label], [_level(experiment, base, line, value)], experiment.seeds)
+    level = _level(experiment, base, line, value)
+    return compare.grid(base, [label], [level], experiment.seeds, experiment.looking)
 
 
 def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) -> float:
@@ -90,16 +101,26 @@ def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) 
             raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
         rate = given.batch_size / given.private
         steps = max(1, round(given.epochs * max(1, round(1 / rate))))
-        return noise_multiplier(target_epsilon=value, sample_rate=rate, steps=steps, delta=given.target_delta)
+        return calibrated(value, rate, steps, given.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
     return base.noise_multiplier
 
 
+@cache
+def calibrated(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
+    """The noise for a budget; lines that share it work it out once.
+
+    >>> round(calibrated(1.0, 0.025, 100, 1e-5), 2)
+    1.32
+    """
+    return noise_multiplier(target_epsilon=target_epsilon, sample_rate=sample_rate, steps=steps, delta=delta)
+
+
 def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     """What the published code's batches, the same blocks in every epoch, really cost at these settings.
 
-    >>> from gnomon.reproduce.experiment import read_experiment
+    >>> from gnomon.reproduce.files import read_experiment
     >>> table = read_experiment("pcdp-table2")
     >>> found = as_coded(table, cells_of(table, table.lines[0], 6.0)[0].config)
     >>> round(found, 1)
@@ -132,14 +153,16 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
     (folder / "result.md").write_text(markdown(experiment, rows))
+    if any(row.series for row in rows):
+        (folder / "series.csv").write_text(series_table(rows))
     picture(experiment, rows).save(folder)
     words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
     words += ["--fast"] if experiment.is_fast else []
     words += ["--cells", ",".join(cells)] if cells else []
     kept: dict[str, Any] = {
         "experiment": dataclasses.asdict(experiment),
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "rows": [plain_row(row) for row in rows],
         "command": shlex.join(words),
         "environment": dict(environment),
     }
-    (folder / "reproduction.json").write_text(json.dumps(kept, indent=2) + "\n")
+    (folder / "reproduction.json").write_text(json.dumps(kept, indent=1) + "\n")
