@@ -74,6 +74,12 @@ def private(make: Callable[[], nn.Module], data: Any, method: Any, records: int)
     return lambda: trainer._step([batch])
 
 
+def products(rows: torch.Tensor, directions: int) -> Step:
+    """Every record times a sketch that is there already: what clipping after sketching cannot do without."""
+    sketch = torch.randn(directions, rows.shape[1])
+    return lambda: rows @ sketch.T
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=int, default=100_000)
@@ -91,6 +97,8 @@ def main() -> None:
     for name in args.forms.split(","):
         method = dp_comp_gd("l1:5", args.directions, FORMS[name])
         steps[f"dp-comp-gd, {name}"] = private(make, data, method, args.records)
+    if args.density == 1:
+        steps["sketches of all records alone"] = products(data[0], args.directions)
     print(
         f"n = {args.records}, d = {args.features}, m = {args.directions}, "
         f"density {args.density:g}, {args.threads} threads"

@@ -74,7 +74,7 @@ def trainer_of(
 # -- 1: training error against the number of steps -----------------------------------------------------
 
 
-def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, accuracy: float = 1e-7) -> float:
+def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, accuracy: float = 1e-10) -> float:
     """The smallest mean loss over the l1 ball: a linear program for the hinge, certified gradients otherwise.
 
     A gradient g at w says how far F(w) is above the optimum at most: by `<g, w - v>` for the lowest v of the ball.
@@ -115,8 +115,10 @@ KINDS: dict[str, tuple[int | None, float, dict[int | None, int]]] = {
     "CompSGD": (1, 8.0, {25: 6000}),
     "CompMinibatch, b = 20": (20, 32.0, {25: 6000}),
     "GD": (None, 128.0, {None: 1000}),
-    "CompGD": (None, 128.0, {25: 1000, 50: 1000}),
+    "CompGD": (None, 8.0, {25: 1000, 50: 1000}),
 }
+HINGE = 2154
+"""On the hinge, sketched methods run for so many steps at most, to save time."""
 TRIED = 1000
 """Step sizes are compared after so many steps."""
 
@@ -155,7 +157,7 @@ def descent(
 
 
 def interior(score: Callable[[float], float], grid: Sequence[float], factor: float = 4.0) -> float:
-    """The best step size of a grid, which grows until it has neighbours on both sides that are no better."""
+    """The best step size of a grid, which gains the neighbours of its best until none of them is better."""
     scores = {lr: score(lr) for lr in grid}
     while True:
         best = min(scores, key=lambda lr: scores[lr])
@@ -176,7 +178,8 @@ def rates(again: bool) -> None:
             for name, (batch, first, sketches) in KINDS.items():
                 best = first
                 decay = 0.0 if batch is None and loss is logistic else 0.5
-                for m, last in sketches.items():
+                for m, most in sketches.items():
+                    last = min(most, HINGE) if m is not None and loss is hinge else most
                     marks = sorted({round(10 ** (k / 6)) for k in range(6, 24) if 10 ** (k / 6) < last} | {last})
                     started = time.process_time()
 
@@ -202,7 +205,8 @@ def rates(again: bool) -> None:
                 line = [row for row in mine if row["method"] == name and row["m"] == m]
                 t = sorted({int(row["T"]) for row in line})
                 errors = np.array([[float(row["error"]) for row in line if int(row["T"]) == step] for step in t])
-                late = np.array(t) >= (300 if t[-1] > 3000 else 30)
+                errors = errors.clip(1e-10)  # the optimum is not known better than that
+                late = np.array(t) >= (300 if t[-1] > 1000 else 30)
                 slope = np.polyfit(np.log(np.array(t)[late]), np.log(errors[late].mean(1)), 1)[0]
                 end = np.log(errors[-1].mean() / errors[-4].mean()) / np.log(t[-1] / t[-4])
                 style = "--" if int(m) == 25 else "-"
@@ -213,6 +217,7 @@ def rates(again: bool) -> None:
                     f"{smooth:<20} {name:<22} m = {m:<4} lr {line[0]['lr']:<6} slope {slope:.2f}, last {end:.2f}, "
                     f"error {errors[-1].mean():.5f} ({errors[-1].min():.5f} to {errors[-1].max():.5f}) at T = {t[-1]}"
                 )
+        axes.set_ylim(bottom=1e-4)
         start = max(float(row["error"]) for row in mine)
         for power in (0.5, 1.0):
             axes.loglog([10, 10_000], [start, start * 1000**-power], ":", color="#9aa5b1")
@@ -242,20 +247,22 @@ class Line:
 FEW = (
     Line("projected DP-GD, no sketch", lambda c: dp_comp_gd(c, None)),
     Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 50, CLIP_AFTER_SKETCH), 50),
-    Line("DP-CompGD, C", lambda c: dp_comp_gd(c, 50, LINEAR_SKETCH), 50),
     Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 200, CLIP_AFTER_SKETCH), 200),
     Line("GD without noise, no sketch", lambda c: comp_gd(c, None)),
     Line("CompGD without noise", lambda c: comp_gd(c, 50), 50),
     Line("CompGD without noise", lambda c: comp_gd(c, 200), 200),
 )
-MANY = (replace(FEW[0], steps=590), replace(FEW[2], steps=590))
+MANY = (
+    replace(FEW[0], steps=590),
+    Line("DP-CompGD, C", lambda c: dp_comp_gd(c, 50, LINEAR_SKETCH), 50, steps=590),
+)
 """As many steps as minimise the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, n = 2000."""
 
 
 def private_errors(
-    x: Tensor, y: Tensor, constraint: str, lines: Sequence[Line], score: Callable[[nn.Module], Row]
+    x: Tensor, y: Tensor, constraint: str, lines: Sequence[Line], tried: int, score: Callable[[nn.Module], Row]
 ) -> Iterator[Row]:
-    """Each line at the step size that is best for one seed, over three others."""
+    """Each line at the step size that is best on average over the `tried` first seeds, over three other seeds."""
     n, d = x.shape
     for line in lines:
         if line.m is not None and line.m >= d:
@@ -270,8 +277,12 @@ def private_errors(
             return score(trainer.average.module) | {"seed": seed, "lr": lr}
 
         started = time.process_time()
-        best = interior(lambda lr: float(one(lr, 0)["error"]), [8.0 * 4**k for k in range(8)])
-        for seed in (1, 2, 3):
+
+        def mean(lr: float, one: Callable[[float, int], Row] = one) -> float:
+            return sum(float(one(lr, seed)["error"]) for seed in range(tried)) / tried
+
+        best = interior(mean, [8.0 * 16**k for k in range(-2, 4)])
+        for seed in range(tried, tried + 3):
             yield {"method": line.label, "steps": line.steps, "d": d} | one(best, seed)
         print(
             f"{line.label}, {line.steps} steps, d = {d}: lr {best:g}, {time.process_time() - started:.0f} s", flush=True
@@ -293,11 +304,13 @@ def dimension(again: bool) -> None:
             def score(model: nn.Module, x: Tensor = x, y: Tensor = y, optimum: float = optimum) -> Row:
                 return {"error": float(logistic(model(x).detach(), y).mean()) - optimum}
 
-            yield from private_errors(x, y, "l1:20", FEW + MANY, score)
+            yield from private_errors(x, y, "l1:20", FEW, 3, score)
+            if d == 3200:
+                yield from private_errors(x, y, "l1:20", MANY, 1, score)
 
     rows = table("compressed-dimension", run, again)
     draw_dimension(rows, "compressed-dimension", "training error above the optimum",
-                   "made data, n = 2000, epsilon = 1, l1 ball of radius 20")  # fmt: skip
+                   "made data, n = 2000, epsilon = 1, 15 steps, l1 ball of radius 20")  # fmt: skip
 
 
 def adult(again: bool) -> None:
@@ -322,39 +335,39 @@ def adult(again: bool) -> None:
                 found = evaluate(model, logistic, test)
                 return {"error": found["loss"], "accuracy": found["accuracy"]}
 
-            yield from private_errors(x, y, "l1:40", FEW, score)
+            yield from private_errors(x, y, "l1:40", FEW, 1, score)
 
     rows = table("compressed-adult", run, again)
     draw_dimension(rows, "compressed-adult", "test loss",
-                   "Adult with crosses, n = 4000, epsilon = 1, l1 ball of radius 40")  # fmt: skip
+                   "Adult with crosses, n = 4000, epsilon = 1, 15 steps, l1 ball of radius 40")  # fmt: skip
 
 
 def draw_dimension(rows: Sequence[Row], name: str, label: str, title: str) -> None:
-    panels = sorted({int(row["steps"]) for row in rows})
-    figure = Figure(figsize=(1.5 + 5.0 * len(panels), 4.6), dpi=140, layout="constrained")
-    colours = dict(zip(dict.fromkeys(row["method"] for row in rows), [*COLOURS, *COLOURS], strict=False))
-    for axes, steps in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        shown = [row for row in rows if int(row["steps"]) == steps]
-        for method in dict.fromkeys(row["method"] for row in shown):
-            mine = [row for row in shown if row["method"] == method]
-            sizes = sorted({int(row["d"]) for row in mine})
-            values = [[float(row["error"]) for row in mine if int(row["d"]) == d] for d in sizes]
-            style = ":" if "without noise" in method else "--" if ", C" in method else "-"
-            colour = colours[method]
-            axes.plot(sizes, [np.mean(v) for v in values], style, marker="o", color=colour, label=method, markersize=4)
+    """A line for each method with few steps; all others are only printed."""
+    figure = Figure(figsize=(7.5, 4.8), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    colours = {None: COLOURS[0], "50": COLOURS[1], "200": COLOURS[2]}
+    for method, steps in dict.fromkeys((row["method"], int(row["steps"])) for row in rows):
+        mine = [row for row in rows if row["method"] == method and int(row["steps"]) == steps]
+        sizes = sorted({int(row["d"]) for row in mine})
+        values = [[float(row["error"]) for row in mine if int(row["d"]) == d] for d in sizes]
+        for d, v in zip(sizes, values, strict=True):
+            at = [row for row in mine if int(row["d"]) == d]
+            extra = [float(row["accuracy"]) for row in at if row.get("accuracy")]
+            accuracy = f", accuracy {100 * np.mean(extra):.1f} %" if extra else ""
+            print(
+                f"{method:<36} {steps} steps, d = {d:<5} lr {at[0]['lr']:<8} "
+                f"{label} {np.mean(v):.4f} ({min(v):.4f} to {max(v):.4f}){accuracy}"
+            )
+        if steps == FEW[0].steps:
+            colour = colours[method.partition("m = ")[2] or None]
+            style = "o:" if "without noise" in method else "o-"
+            axes.plot(sizes, [np.mean(v) for v in values], style, color=colour, label=method, markersize=4)
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-            for d, v in zip(sizes, values, strict=True):
-                at = [row for row in mine if int(row["d"]) == d]
-                extra = [float(row["accuracy"]) for row in at if row.get("accuracy")]
-                accuracy = f", accuracy {100 * np.mean(extra):.1f} %" if extra else ""
-                print(
-                    f"{method:<36} {steps} steps, d = {d:<5} lr {at[0]['lr']:<8} "
-                    f"{label} {np.mean(v):.4f} ({min(v):.4f} to {max(v):.4f}){accuracy}"
-                )
-        axes.set_xscale("log")
-        decorate(axes, f"{title}, {steps} steps", "dimension d")
-    figure.axes[0].set_ylabel(label)
+    axes.set_xscale("log")
+    decorate(axes, title, "dimension d")
+    axes.set_ylabel(label)
     figure.savefig(OUT / f"{name}.png")
 
 
@@ -417,11 +430,13 @@ def table(name: str, run: Callable[[], Iterator[Row]], again: bool) -> list[Row]
     path = OUT / f"{name}.csv"
     if again or not path.exists():
         started = time.monotonic()
-        rows = list(run())
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+            for number, row in enumerate(run()):
+                writer = csv.DictWriter(file, list(row), lineterminator="\n")
+                if number == 0:
+                    writer.writeheader()
+                writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+                file.flush()
         print(f"{name}: {time.monotonic() - started:.0f} s")
     with path.open() as file:
         return list(csv.DictReader(file))
