@@ -211,6 +211,9 @@ def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path)
     (run,) = ledger.state().runs.values()
     ledger.shut()
     assert (run.reserved, run.account().noise_multiplier, run.account().sampler.name) == (2, 4.0, "full batch")
+    text = (tmp_path / "state" / "statement.txt").read_text()
+    assert "NO GUARANTEE" in text, "at the site nothing protects a record: the server does"
+    assert "(1 run, 2 steps reserved" in text
 
 
 def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_path):

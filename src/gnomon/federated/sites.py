@@ -176,7 +176,7 @@ def answer(
             folder.take_up(client)
             reply = client.train(parcel)
             folder.remember(client)
-            write_whole(state / "statement.txt", client.trainer.statement().text().encode())
+            write_whole(state / "statement.txt", client.statement().text().encode())
         finally:
             book.shut()
         return reply
