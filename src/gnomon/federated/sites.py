@@ -108,7 +108,10 @@ class SiteFolder:
         if head is not None:
             spending.ledger.verify(Head.read(head))
             if not found:
-                raise LedgerError(f"{spending.ledger.path} does not know the run of {self.path}")
+                raise LedgerError(
+                    f"{spending.ledger.path} has no run {spending.label}: give the ledger that {self.path} began with, "
+                    "or a new folder if the agreed file has changed"
+                )
         if found:
             spent = spending.resume(found[-1].id, client.data)
             if spent:
