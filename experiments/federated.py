@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--studies", type=split, default=["iid", "fair", "skew"])
     parser.add_argument("--data", type=split, default=["mnist", "fashion-mnist"])
     parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--lr", type=float, default=5.0, help="local learning rate of iid and skew")
+    parser.add_argument("--lr", type=float, default=20.0, help="local learning rate of iid and skew (default: 20)")
     parser.add_argument("--rounds", type=int, default=80, help="fewer only to see that it works")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pfa", action="store_true", help="also PFA in the IID table, last")

@@ -150,6 +150,7 @@ class Deployment:
         self.flwr("run", str(APP), "test", "--run-config", given)
 
     def status(self) -> str:
+        """That of the newest run."""
         found = json.loads(self.flwr("ls", "test", "--format", "json").stdout)
         return str(found["runs"][0]["status"])
 

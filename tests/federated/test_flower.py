@@ -197,6 +197,20 @@ def test_a_lost_or_exchanged_ledger_is_refused(federation, tmp_path):
     assert reserved(tmp_path / "b") == 0
 
 
+def test_records_that_come_between_two_rounds_are_counted_too(federation, tmp_path, own_ledger):
+    server, data = federation
+    source = load("digits")
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", server.begin()["north"])
+    server.end()
+    grown = store(tmp_path / "grown.npz", source.train[100:1000], source.test)
+    answer(CONFIG, SITES, "north", grown, tmp_path / "state", server.begin()["north"])
+    new = store(tmp_path / "new.npz", source.train[700:1000], source.test)
+    server.end()
+    server.round = 0
+    answer(CONFIG, SITES, "north", new, tmp_path / "another", server.begin()["north"])
+    assert "(2 runs, 6 steps reserved" in (tmp_path / "another" / "statement.txt").read_text()
+
+
 def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path):
     config = replace(CONFIG, unit="client", noise_multiplier=8.0)
     _, data = federation
@@ -211,6 +225,9 @@ def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path)
     (run,) = ledger.state().runs.values()
     ledger.shut()
     assert (run.reserved, run.account().noise_multiplier, run.account().sampler.name) == (2, 4.0, "full batch")
+    text = (tmp_path / "state" / "statement.txt").read_text()
+    assert "NO GUARANTEE" in text, "at the site nothing protects a record: the server does"
+    assert "(1 run, 2 steps reserved" in text
 
 
 def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ from gnomon.federated.refused import Refused
 from gnomon.federated.strategies import Strategy
 from gnomon.ledger.spending import Spending
 from gnomon.subspaces import Basis
-from gnomon.training import Trainer
+from gnomon.training import Statement, Trainer
+from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
 from gnomon.updates.untouched import untouched
 
@@ -114,6 +116,11 @@ class Client:
     def spending(self) -> Spending:
         """The hand on the ledger that pays for this client's part."""
         return self.trainer.spending if self.each_round is None else self.each_round
+
+    def statement(self) -> Statement:
+        """The privacy statement of this client's steps, with what all runs on its records have cost together."""
+        note = ledger_note(self.spending, self.trainer.plan.delta)
+        return dataclasses.replace(self.trainer.statement(), ledger=note)
 
     def _weights(self) -> Arrays:
         named = self.trainer.model.named_parameters()

@@ -108,7 +108,10 @@ class SiteFolder:
         if head is not None:
             spending.ledger.verify(Head.read(head))
             if not found:
-                raise LedgerError(f"{spending.ledger.path} does not know the run of {self.path}")
+                raise LedgerError(
+                    f"{spending.ledger.path} has no run {spending.label}: give the ledger that {self.path} began with, "
+                    "or a new folder if the agreed file has changed"
+                )
         if found:
             spent = spending.resume(found[-1].id, client.data)
             if spent:
@@ -176,7 +179,7 @@ def answer(
             folder.take_up(client)
             reply = client.train(parcel)
             folder.remember(client)
-            write_whole(state / "statement.txt", client.trainer.statement().text().encode())
+            write_whole(state / "statement.txt", client.statement().text().encode())
         finally:
             book.shut()
         return reply

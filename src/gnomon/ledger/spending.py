@@ -90,6 +90,7 @@ class Spending:
         state = self.ledger.state()
         if not state.family(found.dataset) & set(state.matches(self._identity)):
             raise LedgerError(f"run {run} was on other data: give it the records that it started with")
+        self.ledger.dataset(self._identity, self._name or self.label)  # records that have come since count too
         lost = 0
         if isinstance(self._account.sampler, Shuffled):
             lost = -found.reserved % self._account.sampler.steps_per_epoch
