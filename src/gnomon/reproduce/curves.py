@@ -15,6 +15,8 @@ from gnomon.reproduce.result import Row
 MARKERS = "os^DvPX<>"
 STYLES = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (4, 1.5)), "-")
 """From the first look to the last."""
+LEAST = 1e-5
+"""Numbers below this share of the largest are as good as zero, and are not drawn."""
 WORDS = {
     "accuracy": "test accuracy (%)",
     "unprotected/norms/mean": "mean norm of a record's gradient",
@@ -42,7 +44,7 @@ def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> Picture:
                     axes.fill_between(one.at, low, high, color=colour, alpha=0.15, linewidth=0)
             if not row.series and row.measured is not None:  # public records alone: no epochs, one number
                 axes.axhline(row.measured, color=INK, linestyle="--", linewidth=1.2, label=name)
-            where = f" at {experiment.axis} {row.value:g}" if len(values) > 1 else ""
+            where = f" at {spoken(experiment.axis)} {row.value:g}" if len(values) > 1 else ""
             said.append(f"{name} ends at {row.measured:.3g}{where}" if row.measured is not None else f"{name}: nothing")
     for axes, value in zip(panels, values, strict=True):
         axes.set_title(title(experiment, rows, value), fontsize=9, color=INK)
@@ -60,7 +62,8 @@ def over_ranks(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     said = []
     for axes, row in zip(panels, mine, strict=True):
         for number, one in enumerate(row.series):
-            points = [(at, value) for at, value in zip(one.at, one.mean, strict=True) if value > 0]
+            least = max(one.mean) * LEAST
+            points = [(at, value) for at, value in zip(one.at, one.mean, strict=True) if value > least]
             axes.plot(
                 *zip(*points, strict=True),
                 color=(GREY, *COLOURS[:3])[number % 4],
@@ -91,7 +94,9 @@ def in_plane(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     for axes, (row, epoch) in zip(panels, moments, strict=True):
         for one in (one for one in row.series if one.epoch == epoch):
             colour, marker, label = kinds[one.name]
-            axes.scatter(one.at, one.mean, s=10, color=colour, marker=marker, alpha=0.6, label=label, linewidths=0)
+            inner = "none" if one.name == "whole" else colour
+            axes.scatter(one.at, one.mean, s=14, facecolors=inner, edgecolors=colour, marker=marker, alpha=0.75,
+                         label=label, linewidths=0.9)  # fmt: skip
         head = f"epoch {epoch:.3g}"
         if len({(other.line, other.value) for other, _ in moments}) > 1:
             head = f"{_cell(rows, row, experiment)}, {head}"
@@ -100,6 +105,9 @@ def in_plane(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         axes.set_title(head, fontsize=9, color=INK)
         axes.set_xlabel("random direction 1")
         axes.set_ylabel("random direction 2")
+    widest = 1.05 * max(abs(x) for row in rows for one in row.series for x in (*one.at, *one.mean))
+    for axes in panels:
+        axes.set(xlim=(-widest, widest), ylim=(-widest, widest))
     legend(panels[0])
     return _picture(experiment, "Each point is the gradient of one record, of the first seed.", said, figure)
 
@@ -107,9 +115,18 @@ def in_plane(experiment: Experiment, rows: Sequence[Row]) -> Picture:
 def title(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     """A value of the axis; noise with the epsilon that it gives."""
     if experiment.axis != NOISE:
-        return f"{experiment.axis} {value:g}"
+        return f"{spoken(experiment.axis)} {value:g}"
     spent = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
     return f"noise multiplier {value:g}" + ("" if spent is None else f", true epsilon {spent:.2g}")
+
+
+def spoken(axis: str) -> str:
+    """A setting as words.
+
+    >>> spoken("noise-multiplier")
+    'noise multiplier'
+    """
+    return axis.replace("-", " ")
 
 
 def words(experiment: Experiment) -> str:
@@ -122,7 +139,7 @@ def words(experiment: Experiment) -> str:
 
 def _cell(rows: Sequence[Row], row: Row, experiment: Experiment) -> str:
     several = len({one.value for one in rows}) > 1
-    return f"{row.line}, {experiment.axis} {row.value:g}" if several else row.line
+    return f"{row.line}, {spoken(experiment.axis)} {row.value:g}" if several else row.line
 
 
 def _same_height(panels: Sequence[Axes]) -> None:

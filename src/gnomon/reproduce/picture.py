@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import INK, STYLE, Picture, blank, legend
-from gnomon.reproduce.curves import MARKERS, in_plane, over_epochs, over_ranks, words
+from gnomon.reproduce.curves import MARKERS, in_plane, over_epochs, over_ranks, spoken, words
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 
@@ -48,7 +48,7 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         axes.plot([], [], "x", color=INK, label="published")
     with mpl.rc_context(STYLE):
         axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
-    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else experiment.axis)
+    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else spoken(experiment.axis))
     axes.set_ylabel(words(experiment))
     legend(axes)
     caption = f"{experiment.title}: measured (lines) and published (crosses)."
@@ -73,7 +73,7 @@ def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         if not math.isnan(value):
             axes.text(across + 0.5, down + 0.5, f"{value:.0f}", ha="center", va="center", fontsize=6.5,
                       color="#ffffff" if value < middle else "#000000")  # fmt: skip
-    axes.set_xlabel(experiment.axis)
+    axes.set_xlabel(spoken(experiment.axis))
     caption = f"{experiment.title}, measured."
     low, high = np.nanmin(grid), np.nanmax(grid)
     alt = f"{caption} A map of {len(names)} by {len(values)} settings, from {low:.3g} to {high:.3g}."

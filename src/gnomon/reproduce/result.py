@@ -146,13 +146,14 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     """
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     uneven = len({row.seeds for row in rows}) > 1
+    told = ", published in parentheses" if any(row.published is not None for row in rows) else ""
     cells = {(row.line, row.value): row for row in rows}
     heads = [f"{experiment.axis} {value:g}" for value in values]
     unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
-        f"Measured in bold, published in parentheses{', seeds in brackets' if uneven else ''}.",
+        f"Measured in bold{told}{', seeds in brackets' if uneven else ''}.",
         "",
         f"| {unit} | {' | '.join(heads)} |",
         "|---" * (len(values) + 1) + "|",
