@@ -10,18 +10,19 @@ import numpy as np
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import INK, STYLE, Picture, blank, legend
-from gnomon.reproduce.curves import MARKERS, in_plane, over_epochs, over_ranks, spoken, words
+from gnomon.reproduce.curves import MARKERS, curves, spoken, words
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 
 
-def picture(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+def pictures(experiment: Experiment, rows: Sequence[Row], *, apart: bool = False) -> list[Picture]:
     """Lines for what was measured, crosses for what was published; a map if the lines are a second axis.
 
-    Experiments over epochs, ranks or a plane have pictures of their own.
+    Experiments over epochs, ranks or a plane have panels, side by side or each in a picture of its own.
     """
-    kinds = {"epoch": over_epochs, "rank": over_ranks, "plane": in_plane}
-    return kinds.get(experiment.over, _map if experiment.heat else _lines)(experiment, rows)
+    if experiment.over:
+        return curves(experiment, rows, apart=apart)
+    return [_map(experiment, rows) if experiment.heat else _lines(experiment, rows)]
 
 
 def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
