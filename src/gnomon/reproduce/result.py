@@ -193,9 +193,14 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row, count: bool) -> str:
-    ours = "–" if row.measured is None else f"**{row.measured:.3g}{_spread(row.measured_std)}**"
-    theirs = "" if row.published is None else f" ({row.published:.3g}{_spread(row.published_std)})"
+    ours = "–" if row.measured is None else f"**{_three(row.measured)}{_spread(row.measured_std)}**"
+    theirs = "" if row.published is None else f" ({_three(row.published)}{_spread(row.published_std)})"
     return ours + theirs + (f" [{row.seeds}]" if count else "")
+
+
+def _three(value: float) -> str:
+    """Three digits, also where the last is a zero."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _spread(value: float | None) -> str:
