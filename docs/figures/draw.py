@@ -14,7 +14,7 @@ from gnomon.audit.settings import trainer_to_audit
 from gnomon.config import TrainConfig
 from gnomon.report import audit_scores
 from gnomon.reproduce import read_experiment
-from gnomon.reproduce.picture import picture
+from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.run import done_rows
 from gnomon.runs import train
 
@@ -73,7 +73,7 @@ def projections(path: Path, results: Path) -> bool:
     table = dataclasses.replace(table, lines=tuple(line for line in table.lines if line.name in shown))
     rows = done_rows(table, results)
     if rows:
-        picture(table, rows).figure.savefig(path, dpi=160)
+        pictures(table, rows)[0].figure.savefig(path, dpi=160)
     return bool(rows)
 
 

@@ -149,7 +149,7 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert [float(one["measured"]) for one in table] == [row.measured for row in rows]
     text = (folder / "result.md").read_text()
     assert text == said[0]
-    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80 ± 1.5\) \|", text)
+    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5\) \|", text)
     assert "| epsilon as published | 1.500 | 0.400 |" in text
     assert (folder / "result.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "reproduction.json").read_text())

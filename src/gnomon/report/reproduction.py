@@ -11,16 +11,15 @@ from gnomon.report.section import Section, Table, environment_of
 def of_reproduction(found: Reproduction) -> Section:
     """Picture, notes, and every cell with what was published and what was measured."""
     from gnomon.reproduce.experiment import restored  # noqa: PLC0415  # reproduce draws with this package
-    from gnomon.reproduce.picture import picture  # noqa: PLC0415
+    from gnomon.reproduce.picture import pictures  # noqa: PLC0415
     from gnomon.reproduce.result import caption, restored_row  # noqa: PLC0415
 
     experiment, rows = restored(found.experiment), [restored_row(row) for row in found.rows]
-    drawable = bool(rows) and (not experiment.draw or any(row.series for row in rows))
     return Section(
         title=experiment.title,
         slug=found.name,
         kind="reproduction",
-        pictures=[picture(experiment, rows)] if drawable else [],
+        pictures=pictures(experiment, rows, apart=True) if rows else [],
         command=found.command,
         promise=[
             f"From: {experiment.paper}. {caption(experiment, rows)}"

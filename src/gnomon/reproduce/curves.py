@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 
@@ -11,10 +12,14 @@ from gnomon.report.comparison import colours
 from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
+from gnomon.reproduce.series import Series
 
 MARKERS = "os^DvPX<>"
 STYLES = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (4, 1.5)), "-")
 """From the first look to the last."""
+LEAST = 1e-5
+"""Numbers below this share of the largest are as good as zero, and are not drawn."""
+KINDS = {"whole": (BLUE, "o", "as they are"), "projected": (RUST, "^", "projected")}
 WORDS = {
     "accuracy": "test accuracy (%)",
     "unprotected/norms/mean": "mean norm of a record's gradient",
@@ -25,91 +30,128 @@ WORDS = {
 """What measures are called on an axis."""
 
 
-def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+@dataclass(frozen=True)
+class Panel:
+    """One part of a picture: its title, how to draw it, and what it shows in words."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    said: str
+
+
+def curves(experiment: Experiment, rows: Sequence[Row], *, apart: bool = False) -> list[Picture]:
+    """Panels side by side in one picture, or each in a picture of its own, at the same scale."""
+    makers = {"epoch": over_epochs, "rank": over_ranks, "plane": in_plane}
+    about, panels = makers[experiment.over](experiment, rows)
+    if not panels:
+        return []
+    figure, places = blank(len(panels))
+    for axes, panel in zip(places, panels, strict=True):
+        panel.draw(axes)
+        axes.set_title(panel.title, fontsize=9, color=INK)
+    _same_scale(places, across=experiment.over == "plane")
+    caption = f"{experiment.title}. {about}"
+    if not apart or len(panels) == 1:
+        legend(places[0], most=4)
+        alt = f"{caption} {'; '.join(panel.said for panel in panels)}."
+        return [Picture("result", caption, alt, figure, experiment.unprotected)]
+    made = []
+    for number, (panel, place) in enumerate(zip(panels, places, strict=True), 1):
+        figure, (axes,) = blank()
+        panel.draw(axes)
+        axes.set(xlim=place.get_xlim(), ylim=place.get_ylim())
+        legend(axes, most=4)
+        named = f"{panel.title[0].upper()}{panel.title[1:]}. {about}"
+        made.append(Picture(f"result-{number}", named, f"{named} {panel.said}.", figure, experiment.unprotected))
+    return made
+
+
+def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """A panel for each value of the axis, and in it a curve with a band of one deviation for each line."""
-    values = list(dict.fromkeys(row.value for row in rows))
-    figure, panels = blank(len(values))
-    said = []
-    for number, (name, colour) in enumerate(colours([row.line for row in rows]).items()):
-        look: dict[str, Any] = {"color": colour, "marker": MARKERS[number % len(MARKERS)], "markersize": 3.5}
-        for row in (row for row in rows if row.line == name):
-            axes = panels[values.index(row.value)]
-            for one in row.series:
-                axes.plot(one.at, one.mean, label=name, markevery=max(1, len(one.at) // 10), linewidth=1.3, **look)
-                if one.deviation:
-                    low = [mean - spread for mean, spread in zip(one.mean, one.deviation, strict=True)]
-                    high = [mean + spread for mean, spread in zip(one.mean, one.deviation, strict=True)]
-                    axes.fill_between(one.at, low, high, color=colour, alpha=0.15, linewidth=0)
-            if not row.series and row.measured is not None:  # public records alone: no epochs, one number
-                axes.axhline(row.measured, color=INK, linestyle="--", linewidth=1.2, label=name)
-            where = f" at {experiment.axis} {row.value:g}" if len(values) > 1 else ""
-            said.append(f"{name} ends at {row.measured:.3g}{where}" if row.measured is not None else f"{name}: nothing")
-    for axes, value in zip(panels, values, strict=True):
-        axes.set_title(title(experiment, rows, value), fontsize=9, color=INK)
+    shades = list(colours([row.line for row in rows]).items())
+
+    def draw(value: float, axes: Axes) -> None:
+        for number, (name, colour) in enumerate(shades):
+            for row in (row for row in rows if row.line == name and row.value == value):
+                _curve(axes, row, colour, MARKERS[number % len(MARKERS)])
         axes.set_xlabel("epoch")
         axes.set_ylabel(words(experiment))
-    _same_height(panels)
-    legend(panels[0])
-    return _picture(experiment, "Means over seeds, with bands of one standard deviation.", said, figure)
+
+    made = []
+    for value in dict.fromkeys(row.value for row in rows):
+        ends = [
+            f"{row.line} ends at {row.measured:.3g}" for row in rows if row.value == value and row.measured is not None
+        ]
+        head = title(experiment, rows, value)
+        made.append(Panel(head, partial(draw, value), f"{head}: {', '.join(ends)}"))
+    return "Means over seeds, with bands of one standard deviation.", made
 
 
-def over_ranks(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+def over_ranks(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """A panel for each cell, and in it the sorted numbers of each look."""
-    mine = [row for row in rows if row.series]
-    figure, panels = blank(len(mine))
-    said = []
-    for axes, row in zip(panels, mine, strict=True):
+
+    def draw(row: Row, axes: Axes) -> None:
         for number, one in enumerate(row.series):
-            points = [(at, value) for at, value in zip(one.at, one.mean, strict=True) if value > 0]
+            least = max(one.mean) * LEAST
+            points = [(at, value) for at, value in zip(one.at, one.mean, strict=True) if value > least]
             axes.plot(
                 *zip(*points, strict=True),
                 color=(GREY, *COLOURS[:3])[number % 4],
                 linestyle=STYLES[(number - len(row.series)) % 4],
                 label=f"epoch {one.epoch:.3g}",
             )
-        last = row.series[-1]
-        tenth = next((at for at, value in zip(last.at, last.mean, strict=True) if value <= last.mean[0] / 10), None)
-        fall = f"falls to a tenth of it at rank {tenth:g}" if tenth is not None else "never falls to a tenth of it"
-        said.append(f"{_cell(rows, row, experiment)}: at the end the largest is {last.mean[0]:.2g} and {fall}")
-        axes.set_title(_cell(rows, row, experiment), fontsize=9, color=INK)
         axes.set_xlabel("rank, largest first")
         axes.set_ylabel(words(experiment))
         axes.set_yscale("log")
         if experiment.draw.endswith("components"):
             axes.set_xscale("log")
-    _same_height(panels)
-    legend(panels[0], most=4)
-    return _picture(experiment, "Sorted from the largest down, at some moments of training.", said, figure)
+
+    made = [
+        Panel(_cell(rows, row, experiment), partial(draw, row), f"{_cell(rows, row, experiment)}: {_fall(row.series)}")
+        for row in rows
+        if row.series
+    ]
+    return "Sorted from the largest down, at some moments of training.", made
 
 
-def in_plane(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+def in_plane(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
     """A panel for each look at each cell, and in it the points of each kind."""
-    moments = [(row, epoch) for row in rows for epoch in dict.fromkeys(one.epoch for one in row.series)]
-    figure, panels = blank(len(moments))
-    kinds = {"whole": (BLUE, "o", "as they are"), "projected": (RUST, "^", "projected")}
-    said = []
-    for axes, (row, epoch) in zip(panels, moments, strict=True):
-        for one in (one for one in row.series if one.epoch == epoch):
-            colour, marker, label = kinds[one.name]
-            axes.scatter(one.at, one.mean, s=10, color=colour, marker=marker, alpha=0.6, label=label, linewidths=0)
-        head = f"epoch {epoch:.3g}"
-        if len({(other.line, other.value) for other, _ in moments}) > 1:
-            head = f"{_cell(rows, row, experiment)}, {head}"
-        spread = {one.name: _radius(one.at, one.mean) for one in row.series if one.epoch == epoch}
-        said.append(f"{head}: median distance from the middle {', '.join(f'{v:.2g} {k}' for k, v in spread.items())}")
-        axes.set_title(head, fontsize=9, color=INK)
+
+    def draw(shown: Sequence[Series], axes: Axes) -> None:
+        for one in shown:
+            colour, marker, label = KINDS[one.name]
+            inner = "none" if one.name == "whole" else colour
+            axes.scatter(one.at, one.mean, s=14, facecolors=inner, edgecolors=colour, marker=marker, alpha=0.75,
+                         label=label, linewidths=0.9)  # fmt: skip
         axes.set_xlabel("random direction 1")
         axes.set_ylabel("random direction 2")
-    legend(panels[0])
-    return _picture(experiment, "Each point is the gradient of one record, of the first seed.", said, figure)
+
+    several = len([row for row in rows if row.series]) > 1
+    made = []
+    for row in rows:
+        for epoch in dict.fromkeys(one.epoch for one in row.series):
+            shown = [one for one in row.series if one.epoch == epoch]
+            head = f"{_cell(rows, row, experiment)}, epoch {epoch:.3g}" if several else f"epoch {epoch:.3g}"
+            far = ", ".join(f"{_radius(one):.2g} {KINDS[one.name][2]}" for one in shown)
+            made.append(Panel(head, partial(draw, shown), f"{head}: median distance from the middle {far}"))
+    return "Each point is the gradient of one record, of the first seed.", made
 
 
 def title(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     """A value of the axis; noise with the epsilon that it gives."""
     if experiment.axis != NOISE:
-        return f"{experiment.axis} {value:g}"
+        return f"{spoken(experiment.axis)} {value:g}"
     spent = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
     return f"noise multiplier {value:g}" + ("" if spent is None else f", true epsilon {spent:.2g}")
+
+
+def spoken(axis: str) -> str:
+    """A setting as words.
+
+    >>> spoken("noise-multiplier")
+    'noise multiplier'
+    """
+    return axis.replace("-", " ")
 
 
 def words(experiment: Experiment) -> str:
@@ -120,24 +162,42 @@ def words(experiment: Experiment) -> str:
     return f"{name} ({experiment.unit})" if experiment.unit else name
 
 
+def _curve(axes: Axes, row: Row, colour: str, marker: str) -> None:
+    for one in row.series:
+        axes.plot(one.at, one.mean, color=colour, marker=marker, markersize=3.5, linewidth=1.3, label=row.line,
+                  markevery=max(1, len(one.at) // 10))  # fmt: skip
+        if one.deviation:
+            pairs = list(zip(one.mean, one.deviation, strict=True))
+            low, high = [mean - off for mean, off in pairs], [mean + off for mean, off in pairs]
+            axes.fill_between(one.at, low, high, color=colour, alpha=0.15, linewidth=0)
+    if not row.series and row.measured is not None:  # public records alone: no epochs, one number
+        axes.axhline(row.measured, color=INK, linestyle="--", linewidth=1.2, label=row.line)
+
+
 def _cell(rows: Sequence[Row], row: Row, experiment: Experiment) -> str:
     several = len({one.value for one in rows}) > 1
-    return f"{row.line}, {experiment.axis} {row.value:g}" if several else row.line
+    return f"{row.line}, {spoken(experiment.axis)} {row.value:g}" if several else row.line
 
 
-def _same_height(panels: Sequence[Axes]) -> None:
+def _fall(looks: Sequence[Series]) -> str:
+    """How fast the sorted numbers of the last look fall."""
+    last = looks[-1]
+    tenth = next((at for at, value in zip(last.at, last.mean, strict=True) if value <= last.mean[0] / 10), None)
+    fall = f"falls to a tenth of it at rank {tenth:g}" if tenth is not None else "never falls to a tenth of it"
+    return f"at the end the largest is {last.mean[0]:.2g} and {fall}"
+
+
+def _same_scale(panels: Sequence[Axes], *, across: bool) -> None:
     limits = [axes.get_ylim() for axes in panels]
+    widths = [axes.get_xlim() for axes in panels]
     for axes in panels:
         axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        if across:
+            axes.set_xlim(min(low for low, _ in widths), max(high for _, high in widths))
 
 
-def _radius(across: Sequence[float], up: Sequence[float]) -> float:
+def _radius(points: Series) -> float:
     """The median distance of points from their mean."""
-    middle = sum(across) / len(across), sum(up) / len(up)
-    far = sorted(((x - middle[0]) ** 2 + (y - middle[1]) ** 2) ** 0.5 for x, y in zip(across, up, strict=True))
-    return far[len(far) // 2]
-
-
-def _picture(experiment: Experiment, about: str, said: Sequence[str], figure: Any) -> Picture:
-    caption = f"{experiment.title}. {about}"
-    return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, experiment.unprotected)
+    middle = sum(points.at) / len(points.at), sum(points.mean) / len(points.mean)
+    pairs = zip(points.at, points.mean, strict=True)
+    return sorted(((x - middle[0]) ** 2 + (y - middle[1]) ** 2) ** 0.5 for x, y in pairs)[len(points.at) // 2]

@@ -10,18 +10,19 @@ import numpy as np
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import INK, STYLE, Picture, blank, legend
-from gnomon.reproduce.curves import MARKERS, in_plane, over_epochs, over_ranks, words
+from gnomon.reproduce.curves import MARKERS, curves, spoken, words
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 
 
-def picture(experiment: Experiment, rows: Sequence[Row]) -> Picture:
+def pictures(experiment: Experiment, rows: Sequence[Row], *, apart: bool = False) -> list[Picture]:
     """Lines for what was measured, crosses for what was published; a map if the lines are a second axis.
 
-    Experiments over epochs, ranks or a plane have pictures of their own.
+    Experiments over epochs, ranks or a plane have panels, side by side or each in a picture of its own.
     """
-    kinds = {"epoch": over_epochs, "rank": over_ranks, "plane": in_plane}
-    return kinds.get(experiment.over, _map if experiment.heat else _lines)(experiment, rows)
+    if experiment.over:
+        return curves(experiment, rows, apart=apart)
+    return [_map(experiment, rows) if experiment.heat else _lines(experiment, rows)]
 
 
 def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
@@ -48,7 +49,7 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         axes.plot([], [], "x", color=INK, label="published")
     with mpl.rc_context(STYLE):
         axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
-    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else experiment.axis)
+    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else spoken(experiment.axis))
     axes.set_ylabel(words(experiment))
     legend(axes)
     caption = f"{experiment.title}: measured (lines) and published (crosses)."
@@ -73,7 +74,7 @@ def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         if not math.isnan(value):
             axes.text(across + 0.5, down + 0.5, f"{value:.0f}", ha="center", va="center", fontsize=6.5,
                       color="#ffffff" if value < middle else "#000000")  # fmt: skip
-    axes.set_xlabel(experiment.axis)
+    axes.set_xlabel(spoken(experiment.axis))
     caption = f"{experiment.title}, measured."
     low, high = np.nanmin(grid), np.nanmax(grid)
     alt = f"{caption} A map of {len(names)} by {len(values)} settings, from {low:.3g} to {high:.3g}."

@@ -146,13 +146,14 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     """
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     uneven = len({row.seeds for row in rows}) > 1
+    told = ", published in parentheses" if any(row.published is not None for row in rows) else ""
     cells = {(row.line, row.value): row for row in rows}
     heads = [f"{experiment.axis} {value:g}" for value in values]
     unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
-        f"Measured in bold, published in parentheses{', seeds in brackets' if uneven else ''}.",
+        f"Measured in bold{told}{', seeds in brackets' if uneven else ''}.",
         "",
         f"| {unit} | {' | '.join(heads)} |",
         "|---" * (len(values) + 1) + "|",
@@ -192,9 +193,14 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row, count: bool) -> str:
-    ours = "–" if row.measured is None else f"**{row.measured:.3g}{_spread(row.measured_std)}**"
-    theirs = "" if row.published is None else f" ({row.published:.3g}{_spread(row.published_std)})"
+    ours = "–" if row.measured is None else f"**{_three(row.measured)}{_spread(row.measured_std)}**"
+    theirs = "" if row.published is None else f" ({_three(row.published)}{_spread(row.published_std)})"
     return ours + theirs + (f" [{row.seeds}]" if count else "")
+
+
+def _three(value: float) -> str:
+    """Three digits, also where the last is a zero."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _spread(value: float | None) -> str:

@@ -16,7 +16,7 @@ from gnomon.config import TrainConfig
 from gnomon.data import load
 from gnomon.environment import environment
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
-from gnomon.reproduce.picture import picture
+from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
 from gnomon.validate import SettingError, positive
 
@@ -155,7 +155,8 @@ def write(
     (folder / "result.md").write_text(markdown(experiment, rows))
     if any(row.series for row in rows):
         (folder / "series.csv").write_text(series_table(rows))
-    picture(experiment, rows).save(folder)
+    for one in pictures(experiment, rows):
+        one.save(folder)
     words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
     words += ["--fast"] if experiment.is_fast else []
     words += ["--cells", ",".join(cells)] if cells else []
