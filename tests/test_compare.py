@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gnomon import compare, data, models
+from gnomon.building import records
 from gnomon.cli import main
 from gnomon.config import TrainConfig
-from gnomon.runs import records
 from gnomon.training import evaluate, train_on_public
 from gnomon.validate import SettingError
 

@@ -16,6 +16,15 @@ from typing import Any
 
 import torch
 
+from gnomon.building import (
+    build_method,
+    build_trainer,
+    is_own,
+    public_count,
+    public_only,
+    records,
+    without_foreign_settings,
+)
 from gnomon.cells import kept_cells, run_cells, settings_key
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
@@ -24,16 +33,7 @@ from gnomon.environment import environment
 from gnomon.memory import keep_memory
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
-from gnomon.runs import (
-    build_method,
-    build_trainer,
-    is_own,
-    plain,
-    public_count,
-    public_only,
-    records,
-    without_foreign_settings,
-)
+from gnomon.runs import plain
 from gnomon.validate import SettingError, positive, whole
 
 PUBLIC_ONLY = "public-only"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
+from gnomon.building import build_trainer, records
 from gnomon.config import TrainConfig, read_yaml
 from gnomon.data import load
 from gnomon.ledger import Ledger
 from gnomon.run_folder import RunFolder
-from gnomon.runs import Run, build_trainer, complete, records
+from gnomon.runs import Run, complete
 from gnomon.training.checkpoint import NAME, CheckpointError, read_checkpoint, restore_checkpoint
 from gnomon.validate import SettingError
 

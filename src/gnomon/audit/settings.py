@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from gnomon.audit.bench import Probe, probe_loss
+from gnomon.building import build_method, build_trainer, records
 from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.methods import METHODS
-from gnomon.runs import build_method, build_trainer, records
 from gnomon.training import Trainer
 
 PROBE = "probe"

@@ -29,7 +29,7 @@ from gnomon.federated.run import KeptFolder, go
 from gnomon.federated.setup import Federation, build_server
 from gnomon.federated.simulate import Answer, reason_of
 from gnomon.federated.sites import Site, answer, read_federation, torch_threads
-from gnomon.runs import RunFolder
+from gnomon.run_folder import RunFolder
 
 NUMBERS, REFUSED = "numbers", "refused"
 MOST_BYTES = 2**28

@@ -26,7 +26,8 @@ from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Ledger
 from gnomon.report import training_curve
-from gnomon.runs import RunFolder, plain
+from gnomon.run_folder import RunFolder
+from gnomon.runs import plain
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.statement import ledger_note

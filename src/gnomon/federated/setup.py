@@ -12,6 +12,7 @@ from torch.optim import SGD
 
 from gnomon import accounting
 from gnomon.accounting import Account, FullBatch, Poisson
+from gnomon.building import build_method, build_model, records
 from gnomon.data import Records, Source, load
 from gnomon.data.sampling import shuffle
 from gnomon.federated.aggregates import Aggregate, Mean, QFair
@@ -29,7 +30,6 @@ from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.losses import LOSSES
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.runs import build_method, build_model, records
 from gnomon.subspaces import PublicEigenspace
 from gnomon.training import Trainer
 from gnomon.validate import SettingError, positive, sample_rate, whole

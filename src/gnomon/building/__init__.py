@@ -1,0 +1,17 @@
+"""From the settings of a run to its records, model, method and Trainer."""
+
+from gnomon.building.method import build_method, without_foreign_settings
+from gnomon.building.records import is_own, public_count, records, uses_public
+from gnomon.building.trainer import build_model, build_trainer, public_only
+
+__all__ = [
+    "build_method",
+    "build_model",
+    "build_trainer",
+    "is_own",
+    "public_count",
+    "public_only",
+    "records",
+    "uses_public",
+    "without_foreign_settings",
+]

@@ -1,0 +1,58 @@
+"""`gnomon compare`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from gnomon.commands.settings import add_settings, settings_of
+from gnomon.config import recipe
+from gnomon.validate import SettingError
+
+
+def add_compare(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="several methods, noise levels and seeds, side by side",
+        description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
+        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0.",
+        epilog="examples:\n"
+        "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
+        "  gnomon compare --data mnist --private 10000 --public 100 --noise-multipliers 6,10,22 --epochs 80 \\\n"
+        "      --batch-size 250 --max-grad-norm 0.01 --lr 5 --methods dp-sgd,pcdp,pcdp:scope=per-tensor,public-only\n\n"
+        "Studies seed their noise, so a comparison makes no privacy claim; its epsilons are those of the settings.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_compare)
+    parser.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
+                        help="methods, with their own settings if need be: pcdp:rank=50,scope=per-tensor")  # fmt: skip
+    parser.add_argument("--noise-multipliers", default="5,10,20,40", metavar="X,Y,...", help="noise levels")
+    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
+    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep runs (default: runs/compare-<data>)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_settings(parser, frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"}))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from gnomon import compare
+
+    config = settings_of(args, recipe)
+    methods = compare.split_methods(args.methods)
+    try:
+        levels = [float(level) for level in args.noise_multipliers.split(",")]
+    except ValueError:
+        raise SettingError("noise-multipliers", args.noise_multipliers, "numbers separated by commas") from None
+    if compare.PUBLIC_ONLY not in methods:
+        methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
+    cells = compare.grid(config, methods, levels, args.seeds)
+    out = args.out or Path("runs") / f"compare-{Path(config.data.removeprefix('npz:')).stem}"
+    results = compare.run(
+        cells, out, workers=args.workers if args.workers is not None else os.cpu_count() or 1, progress=not args.quiet
+    )
+    compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
+    compare.remember(out, config, methods, levels, args.seeds, cells)
+    return 0
