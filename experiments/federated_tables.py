@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import Picture, blank, legend
+from gnomon.report.picture import GREY, Picture, blank, legend
 
 NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedlrs": "FedLRS", "fedpdp": "FedPDP", "fedpcdp": "FedPCDP",
@@ -220,6 +220,7 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
             panel.plot([row["sigma"] for row in known], [row["published"] for row in known], "--", color=shade, lw=1)
         panel.set_title(data, fontsize=10)
         panel.set_xlabel("noise multiplier σ")
+    axes[0].plot([], [], "--", color=GREY, lw=1, label="published")
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0])
     caption = "IID clients: measured (with one standard deviation) and published (dashed)."
@@ -247,7 +248,7 @@ def skew_picture(found: Sequence[Row]) -> Picture | None:
         panel.set_title(data, fontsize=10)
         panel.set_ylim(0, 100)
     axes[0].set_ylabel("test accuracy (%)")
-    legend(axes[0])
+    legend(axes[0], most=1)
     caption = "Almost one class a client, with and without noise; one standard deviation over seeds."
     return Picture("federated-skew", caption, caption, figure)
 

@@ -13,7 +13,7 @@ from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.data import Loader
 from gnomon.data.sampling import shuffle
-from gnomon.federated.bases import fingerprint, round_basis
+from gnomon.federated.bases import round_basis, shared_fingerprint
 from gnomon.federated.checks import check_upload
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Arrays, Parcel
@@ -207,7 +207,7 @@ class Server:
             seed = public_seed(self.seed, self.round)
             with untouched(self.model):
                 self._basis = round_basis(space, self.model, self.loss, self.round, self.rounds, seed)
-            parcel.arrays["basis"] = {"fingerprint": fingerprint(self._basis)}
+            parcel.arrays["basis"] = {"fingerprint": shared_fingerprint(self._basis)}
             parcel.numbers["seed"] = float(seed)
         for piece in self.strategy.pieces:
             more = piece.sends(self.memory, self.weights)
