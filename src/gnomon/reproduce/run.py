@@ -112,7 +112,7 @@ def calibrated(target_epsilon: float, sample_rate: float, steps: int, delta: flo
     """The noise for a budget; lines that share it work it out once.
 
     >>> round(calibrated(1.0, 0.025, 100, 1e-5), 2)
-    1.32
+    1.31
     """
     return noise_multiplier(target_epsilon=target_epsilon, sample_rate=sample_rate, steps=steps, delta=delta)
 
