@@ -160,8 +160,9 @@ def write(
     words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
     words += ["--fast"] if experiment.is_fast else []
     words += ["--cells", ",".join(cells)] if cells else []
+    settings = {name: value for name, value in experiment.settings.items() if name != "data-dir"}  # nobody else's
     kept: dict[str, Any] = {
-        "experiment": dataclasses.asdict(experiment),
+        "experiment": dataclasses.asdict(experiment) | {"settings": settings},
         "rows": [plain_row(row) for row in rows],
         "command": shlex.join(words),
         "environment": dict(environment),
