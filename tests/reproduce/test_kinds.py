@@ -159,6 +159,15 @@ def test_a_diagnostic_can_be_measured_over_epochs(tmp_path):
     assert "<svg" not in report([out / "toy"], unprotected=False, figures=False).read_text()
 
 
+def test_no_folder_of_this_machine_is_kept_with_results(tmp_path):
+    lines, place = {"DP-SGD": {"method": "dp-sgd"}}, str(tmp_path / "data of mine")
+    settings = BASE["settings"] | {"data-dir": place, "epochs": 1}
+    run(toy(tmp_path, values=[5], seeds=1, lines=lines, settings=settings), tmp_path / "out")
+    texts = [path.read_text() for path in (tmp_path / "out").rglob("*.json")]
+    assert len(texts) == 2
+    assert not any("data of mine" in text for text in texts)
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend
@@ -23,7 +24,7 @@ KINDS = {"whole": (BLUE, "o", "as they are"), "projected": (RUST, "^", "projecte
 WORDS = {
     "accuracy": "test accuracy (%)",
     "unprotected/norms/mean": "mean norm of a record's gradient",
-    "unprotected/incremental/mean": "length beyond the bound / local step",
+    "unprotected/incremental/mean": "beyond the bound / local step",
     "unprotected/spectrum": "eigenvalue",
     "unprotected/components": "magnitude of the component",
 }
@@ -75,6 +76,7 @@ def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[
             for row in (row for row in rows if row.line == name and row.value == value):
                 _curve(axes, row, colour, MARKERS[number % len(MARKERS)])
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_ylabel(words(experiment))
 
     made = []

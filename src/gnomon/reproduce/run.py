@@ -112,7 +112,7 @@ def calibrated(target_epsilon: float, sample_rate: float, steps: int, delta: flo
     """The noise for a budget; lines that share it work it out once.
 
     >>> round(calibrated(1.0, 0.025, 100, 1e-5), 2)
-    1.32
+    1.31
     """
     return noise_multiplier(target_epsilon=target_epsilon, sample_rate=sample_rate, steps=steps, delta=delta)
 
@@ -160,8 +160,9 @@ def write(
     words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
     words += ["--fast"] if experiment.is_fast else []
     words += ["--cells", ",".join(cells)] if cells else []
+    settings = {name: value for name, value in experiment.settings.items() if name != "data-dir"}  # nobody else's
     kept: dict[str, Any] = {
-        "experiment": dataclasses.asdict(experiment),
+        "experiment": dataclasses.asdict(experiment) | {"settings": settings},
         "rows": [plain_row(row) for row in rows],
         "command": shlex.join(words),
         "environment": dict(environment),
