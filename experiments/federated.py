@@ -1,7 +1,7 @@
 """Federated methods side by side: IID over noise levels, fairness, and extreme skew with and without noise.
 
     python experiments/federated.py [--studies iid,fair,skew] [--data mnist,fashion-mnist] [--seeds 3] [--workers 2]
-                                    [--pfa] [--out DIR] [--tables] [--fast]
+                                    [--cells 'iid/fedavg@4,...'] [--pfa] [--out DIR] [--tables] [--fast]
 
 Settings are those of the papers where they are printed, and the nearest reading where they are not. Every method of a
 study has the same clients, steps, bound and noise multiplier, so the same epsilon. Runs go seed by seed and are kept:
@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gnomon.clipping import UpdateAndLoss
 from gnomon.federated.setup import build
 from gnomon.federated.simulate import InProcess, rounds
 from gnomon.federated_config import FederateConfig
+from gnomon.memory import keep_memory
 from gnomon.runs import plain
 
 IID = ("fedavg", "fedprox", "fedlrs", "fedpdp", "fedpcdp")
@@ -45,6 +47,10 @@ class Cell:
     config: FederateConfig
 
     @property
+    def name(self) -> str:
+        return f"{self.study}/{self.label}@{self.config.noise_multiplier:g}"
+
+    @property
     def key(self) -> str:
         return settings_key(self.config, study=self.study)
 
@@ -56,7 +62,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
         for study in [*args.studies, *(["pfa"] if args.pfa else [])]:
             for data in ["digits"] if args.fast else args.data:
                 found += STUDIES[study](base(args, data, seed))
-    return found
+    return [cell for cell in found if any(fnmatchcase(cell.name, pattern) for pattern in args.cells)]
 
 
 def base(args: argparse.Namespace, data: str, seed: int) -> FederateConfig:
@@ -118,6 +124,7 @@ STUDIES = {"iid": iid, "skew": skew, "fair": fair, "pfa": pfa}
 def run(cell: Cell) -> dict[str, Any]:
     """One run on one thread, as plain values."""
     torch.set_num_threads(1)
+    keep_memory()
     started = time.monotonic()
     federation = build(cell.config)
     delta = cell.config.target_delta
@@ -168,6 +175,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=20.0, help="local learning rate of iid and skew (default: 20)")
     parser.add_argument("--rounds", type=int, default=80, help="fewer only to see that it works")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cells", type=split, default=["*"], help="only STUDY/METHOD@SIGMA that match, * is anything")
     parser.add_argument("--pfa", action="store_true", help="also PFA in the IID table, last")
     parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
     parser.add_argument("--fast", action="store_true")
@@ -178,6 +186,8 @@ def main() -> None:
     if unknown:
         parser.error(f"--studies {unknown[0]}: one of {', '.join(STUDIES)}")
     every = cells(args)
+    if not every:
+        parser.error(f"--cells {','.join(args.cells)}: no run matches; names are as iid/fedavg@4")
     if not args.tables:
         for seed in dict.fromkeys(cell.config.seed for cell in every):
             run_cells([cell for cell in every if cell.config.seed == seed], args.out, run, workers=args.workers)
