@@ -53,6 +53,7 @@ def test_a_cell_has_its_mean_spread_seeds_and_the_published_number(study, tmp_pa
 def test_runs_go_seed_by_seed_and_none_is_there_twice(study):
     federated, _ = study
     args = SimpleNamespace(
+        cells=["*"],
         fast=False, seeds=2, studies=["iid", "fair", "skew"], pfa=True, data=["mnist", "fashion-mnist"],
         data_dir=None, rounds=80, lr=5.0,
     )  # fmt: skip
