@@ -281,7 +281,7 @@ def private_errors(
         def mean(lr: float, one: Callable[[float, int], Row] = one) -> float:
             return sum(float(one(lr, seed)["error"]) for seed in range(tried)) / tried
 
-        best = interior(mean, [8.0 * 16**k for k in range(-2, 4)])
+        best = interior(mean, [8.0 * 16**k for k in range(-1, 4)])
         for seed in range(tried, tried + 3):
             yield {"method": line.label, "steps": line.steps, "d": d} | one(best, seed)
         print(
@@ -321,7 +321,7 @@ def adult(again: bool) -> None:
         pick = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))[:4000]
         pairs = list(combinations(range(source.input_shape[0]), 2))
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(1)).tolist()
-        for d in (104, 800, 4000):
+        for d in (104, 400, 1600):
             chosen = torch.tensor([pairs[i] for i in order[: d - 104]], dtype=torch.long).reshape(-1, 2)
 
             def crossed(inputs: Tensor, chosen: Tensor = chosen) -> Tensor:
@@ -335,7 +335,7 @@ def adult(again: bool) -> None:
                 found = evaluate(model, logistic, test)
                 return {"error": found["loss"], "accuracy": found["accuracy"]}
 
-            yield from private_errors(x, y, "l1:40", FEW, 1, score)
+            yield from private_errors(x, y, "l1:40", FEW, 3, score)
 
     rows = table("compressed-adult", run, again)
     draw_dimension(rows, "compressed-adult", "test loss",
