@@ -29,7 +29,7 @@ from gnomon import Trainer, evaluate
 from gnomon.accounting import FixedSize, FullBatch, Sampling
 from gnomon.constraints import L1Ball
 from gnomon.data import load
-from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.forms import CLIP_AFTER_SKETCH
 from gnomon.losses import hinge, logistic
 from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.release import SeededNoise
@@ -252,10 +252,7 @@ FEW = (
     Line("CompGD without noise", lambda c: comp_gd(c, 50), 50),
     Line("CompGD without noise", lambda c: comp_gd(c, 200), 200),
 )
-MANY = (
-    replace(FEW[0], steps=590),
-    Line("DP-CompGD, C", lambda c: dp_comp_gd(c, 50, LINEAR_SKETCH), 50, steps=590),
-)
+MANY = replace(FEW[0], steps=590)
 """As many steps as minimise the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, n = 2000."""
 
 
@@ -306,7 +303,7 @@ def dimension(again: bool) -> None:
 
             yield from private_errors(x, y, "l1:20", FEW, 3, score)
             if d == 3200:
-                yield from private_errors(x, y, "l1:20", MANY, 1, score)
+                yield from private_errors(x, y, "l1:20", [MANY], 1, score)
 
     rows = table("compressed-dimension", run, again)
     draw_dimension(rows, "compressed-dimension", "training error above the optimum",
