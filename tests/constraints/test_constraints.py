@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from gnomon.constraints import Box, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, parse
+from gnomon.constraints import Box, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, balls, parse
 from gnomon.constraints.balls import threshold
 from gnomon.validate import SettingError
 
@@ -131,3 +131,15 @@ def test_sizes_that_do_not_fit_are_refused():
         with pytest.raises(SettingError, match="a divisor of the 12 parameters"):
             one.check(12)
     assert math.isfinite(Simplex().width(1))
+
+
+def test_sorting_and_dropping_find_the_same_threshold(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    for size in (1, 7, 300):
+        values = torch.randn(size, generator=draw, dtype=torch.float64).abs()
+        for total in (0.1, 3.0, 1000.0):
+            sorted_out = balls.threshold(values, total)
+            with monkeypatch.context() as patch:
+                patch.setattr(balls, "SHORT", 0)
+                assert balls.threshold(values, total) == pytest.approx(sorted_out, abs=1e-12)
+            assert float((values - sorted_out).clamp_min(0).sum()) == pytest.approx(total)
