@@ -29,7 +29,7 @@ from gnomon import Trainer, evaluate
 from gnomon.accounting import FixedSize, FullBatch, Sampling
 from gnomon.constraints import L1Ball
 from gnomon.data import load
-from gnomon.forms import CLIP_AFTER_SKETCH
+from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.losses import hinge, logistic
 from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.release import SeededNoise
@@ -40,6 +40,8 @@ from gnomon.subspaces.gaussian_sketch import SketchBasis
 
 OUT = Path(__file__).parent.parent / "docs" / "figures"
 Row = dict[str, Any]
+Line = tuple[str, ...]
+"""What tells a line of a study from the others, as its table has it."""
 LOSSES = {"logistic (smooth)": logistic, "hinge (not smooth)": hinge}
 
 
@@ -117,8 +119,6 @@ KINDS: dict[str, tuple[int | None, float, dict[int | None, int]]] = {
     "GD": (None, 128.0, {None: 1000}),
     "CompGD": (None, 8.0, {25: 1000, 50: 1000}),
 }
-HINGE = 2154
-"""On the hinge, sketched methods run for so many steps at most, to save time."""
 BOTTOM = 1e-3
 """Where the picture ends: GD, which reaches the optimum, is far below."""
 TRIED = 1000
@@ -173,15 +173,16 @@ def rates(again: bool) -> None:
     """Mean loss of the average iterate above the optimum, for growing T."""
     n, d, radius = int(RATES["n"]), int(RATES["d"]), RATES["radius"]
 
-    def run() -> Iterator[Row]:
+    def run(done: set[Line]) -> Iterator[list[Row]]:
         x, y = sparse_problem(n, d)
         for smooth, loss in LOSSES.items():
             optimum = best_value(x, y, loss, radius)
             for name, (batch, first, sketches) in KINDS.items():
                 best = first
                 decay = 0.0 if batch is None and loss is logistic else 0.5
-                for m, most in sketches.items():
-                    last = min(most, HINGE) if m is not None and loss is hinge else most
+                for m, last in sketches.items():
+                    if (smooth, name, str(m or d)) in done:
+                        continue
                     marks = sorted({round(10 ** (k / 6)) for k in range(6, 24) if 10 ** (k / 6) < last} | {last})
                     started = time.process_time()
 
@@ -189,16 +190,16 @@ def rates(again: bool) -> None:
                         return descent(x, y, loss, batch, m, lr, decay, [TRIED], 0)[0]  # noqa: B023
 
                     best = interior(score, [best])
-                    for seed in range(3):
-                        curve = descent(x, y, loss, batch, m, best, decay, marks, seed)
-                        for step, value in zip(marks, curve, strict=True):
-                            error = value - optimum
-                            yield {"loss": smooth, "method": name, "m": m or d, "lr": best, "seed": seed, "T": step,
-                                   "error": error}  # fmt: skip
+                    curves = [descent(x, y, loss, batch, m, best, decay, marks, seed) for seed in range(3)]
+                    yield [
+                        {"loss": smooth, "method": name, "m": m or d, "lr": best, "seed": seed, "T": step,
+                         "error": value - optimum}
+                        for seed, curve in enumerate(curves) for step, value in zip(marks, curve, strict=True)
+                    ]  # fmt: skip
                     spent = time.process_time() - started
                     print(f"{smooth} {name} m = {m}: lr {best:g}, {spent:.0f} s", flush=True)
 
-    rows = table("compressed-rates", run, again)
+    rows = table("compressed-rates", run, ("loss", "method", "m"), again)
     figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     for axes, smooth in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
         mine = [row for row in rows if row["loss"] == smooth]
@@ -234,7 +235,7 @@ def rates(again: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Line:
+class Private:
     """One line of the studies of private error."""
 
     name: str
@@ -248,27 +249,35 @@ class Line:
 
 
 FEW = (
-    Line("projected DP-GD, no sketch", lambda c: dp_comp_gd(c, None)),
-    Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 50, CLIP_AFTER_SKETCH), 50),
-    Line("DP-CompGD, A", lambda c: dp_comp_gd(c, 200, CLIP_AFTER_SKETCH), 200),
-    Line("GD without noise, no sketch", lambda c: comp_gd(c, None)),
-    Line("CompGD without noise", lambda c: comp_gd(c, 50), 50),
-    Line("CompGD without noise", lambda c: comp_gd(c, 200), 200),
+    Private("projected DP-GD, no sketch", lambda c: dp_comp_gd(c, None)),
+    Private("DP-CompGD, A", lambda c: dp_comp_gd(c, 50, CLIP_AFTER_SKETCH), 50),
+    Private("DP-CompGD, A", lambda c: dp_comp_gd(c, 200, CLIP_AFTER_SKETCH), 200),
+    Private("DP-CompGD, C", lambda c: dp_comp_gd(c, 50, LINEAR_SKETCH), 50),
+    Private("DP-CompGD, C", lambda c: dp_comp_gd(c, 200, LINEAR_SKETCH), 200),
+    Private("GD without noise, no sketch", lambda c: comp_gd(c, None)),
+    Private("CompGD without noise", lambda c: comp_gd(c, 50), 50),
+    Private("CompGD without noise", lambda c: comp_gd(c, 200), 200),
 )
 MANY = replace(FEW[0], steps=590)
 """As many steps as minimise the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, n = 2000."""
 
 
 def private_errors(
-    x: Tensor, y: Tensor, constraint: str, lines: Sequence[Line], tried: int, score: Callable[[nn.Module], Row]
-) -> Iterator[Row]:
+    x: Tensor,
+    y: Tensor,
+    constraint: str,
+    lines: Sequence[Private],
+    tried: int,
+    score: Callable[[nn.Module], Row],
+    done: set[Line],
+) -> Iterator[list[Row]]:
     """Each line at the step size that is best on average over the `tried` first seeds, over three other seeds."""
     n, d = x.shape
     for line in lines:
-        if line.m is not None and line.m >= d:
+        if (line.m is not None and line.m >= d) or (line.label, str(line.steps), str(d)) in done:
             continue
 
-        def one(lr: float, seed: int, line: Line = line) -> Row:
+        def one(lr: float, seed: int, line: Private = line) -> Row:
             model, method = zero_model(d).to(x.dtype), line.make(constraint)
             epsilon = 1.0 if method.private else None
             trainer = trainer_of(method, model, logistic, FullBatch(), n, line.steps, lr, seed, 0.0, epsilon)
@@ -282,8 +291,9 @@ def private_errors(
             return sum(float(one(lr, seed)["error"]) for seed in range(tried)) / tried
 
         best = interior(mean, [8.0 * 16**k for k in range(-1, 4)])
-        for seed in range(tried, tried + 3):
-            yield {"method": line.label, "steps": line.steps, "d": d} | one(best, seed)
+        yield [
+            {"method": line.label, "steps": line.steps, "d": d} | one(best, seed) for seed in range(tried, tried + 3)
+        ]
         print(
             f"{line.label}, {line.steps} steps, d = {d}: lr {best:g}, {time.process_time() - started:.0f} s", flush=True
         )
@@ -292,7 +302,7 @@ def private_errors(
 def dimension(again: bool) -> None:
     """Training error above the optimum on made data, as d grows and n stays."""
 
-    def run() -> Iterator[Row]:
+    def run(done: set[Line]) -> Iterator[list[Row]]:
         for d in (100, 800, 3200):
             x, y = sparse_problem(2000, d, noise=0.05)
             # rows of length 1 make entries of size 1/sqrt(d): the useful ones are made longer, so that d alone changes
@@ -304,11 +314,11 @@ def dimension(again: bool) -> None:
             def score(model: nn.Module, x: Tensor = x, y: Tensor = y, optimum: float = optimum) -> Row:
                 return {"error": float(logistic(model(x).detach(), y).mean()) - optimum}
 
-            yield from private_errors(x, y, "l1:20", FEW, 3, score)
+            yield from private_errors(x, y, "l1:20", FEW, 3, score, done)
             if d == 3200:
-                yield from private_errors(x, y, "l1:20", [MANY], 1, score)
+                yield from private_errors(x, y, "l1:20", [MANY], 1, score, done)
 
-    rows = table("compressed-dimension", run, again)
+    rows = table("compressed-dimension", run, ("method", "steps", "d"), again)
     draw_dimension(rows, "compressed-dimension", "training error above the optimum",
                    "made data, n = 2000, epsilon = 1, 15 steps, l1 ball of radius 20")  # fmt: skip
 
@@ -316,7 +326,7 @@ def dimension(again: bool) -> None:
 def adult(again: bool) -> None:
     """Test loss on Adult with more and more crossed features."""
 
-    def run() -> Iterator[Row]:
+    def run(done: set[Line]) -> Iterator[list[Row]]:
         source = load("adult")
         pick = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))[:4000]
         pairs = list(combinations(range(source.input_shape[0]), 2))
@@ -335,9 +345,9 @@ def adult(again: bool) -> None:
                 found = evaluate(model, logistic, test)
                 return {"error": found["loss"], "accuracy": found["accuracy"]}
 
-            yield from private_errors(x, y, "l1:40", FEW, 3, score)
+            yield from private_errors(x, y, "l1:40", FEW, 3, score, done)
 
-    rows = table("compressed-adult", run, again)
+    rows = table("compressed-adult", run, ("method", "steps", "d"), again)
     draw_dimension(rows, "compressed-adult", "test loss",
                    "Adult with crosses, n = 4000, epsilon = 1, 15 steps, l1 ball of radius 40")  # fmt: skip
 
@@ -361,7 +371,7 @@ def draw_dimension(rows: Sequence[Row], name: str, label: str, title: str) -> No
             )
         if steps == FEW[0].steps:
             colour = colours[method.partition("m = ")[2] or None]
-            style = "o:" if "without noise" in method else "o-"
+            style = "o:" if "without noise" in method else "x--" if ", C" in method else "o-"
             axes.plot(sizes, [np.mean(v) for v in values], style, color=colour, label=method, markersize=4)
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -384,10 +394,13 @@ def stability(again: bool) -> None:
         "CompGD, T = sqrt n": (lambda: comp_gd("l1:20", m), lambda n: (FullBatch(), n, round(n**0.5), 4.0, 0.0)),
     }
 
-    def run() -> Iterator[Row]:
+    def run(done: set[Line]) -> Iterator[list[Row]]:
         fresh, labels = sparse_problem(500, d, seed=99)
         for name, (make, settings) in kinds.items():
             for n in (50, 100, 200, 400):
+                if (name, str(n)) in done:
+                    continue
+                rows: list[Row] = []
                 sampler, batch, steps, lr, decay = settings(n)
                 for seed in range(4):
                     x, y = sparse_problem(n, d, seed=seed)
@@ -401,9 +414,10 @@ def stability(again: bool) -> None:
                         assert trainer.average is not None
                         scores.append(logistic(trainer.average.module(fresh).detach(), labels))
                     moved = float((scores[0] - scores[1]).abs().mean())
-                    yield {"method": name, "n": n, "seed": seed, "moved": moved}
+                    rows.append({"method": name, "n": n, "seed": seed, "moved": moved})
+                yield rows
 
-    rows = table("compressed-stability", run, again)
+    rows = table("compressed-stability", run, ("method", "n"), again)
     figure = Figure(figsize=(7.5, 4.4), dpi=140, layout="constrained")
     axes = figure.subplots()
     for colour, name in zip(COLOURS, kinds, strict=False):
@@ -425,19 +439,27 @@ def stability(again: bool) -> None:
 # -- tables and pictures -------------------------------------------------------------------------------
 
 
-def table(name: str, run: Callable[[], Iterator[Row]], again: bool) -> list[Row]:
-    """The rows of a finished study, or of one that runs now."""
+def table(name: str, run: Callable[[set[Line]], Iterator[list[Row]]], keys: Sequence[str], again: bool) -> list[Row]:
+    """The rows of a study. `run` gets the lines that are there, by the values of their `keys`, and makes the others."""
     path = OUT / f"{name}.csv"
-    if again or not path.exists():
-        started = time.monotonic()
-        with path.open("w", newline="") as file:
-            for number, row in enumerate(run()):
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
-                if number == 0:
-                    writer.writeheader()
-                writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-                file.flush()
-        print(f"{name}: {time.monotonic() - started:.0f} s")
+    if again:
+        path.unlink(missing_ok=True)
+    started, lines = time.monotonic(), 0
+    for rows in run({tuple(row[key] for key in keys) for row in read(path)}):
+        lines += 1
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    if lines:
+        print(f"{name}: {lines} lines in {time.monotonic() - started:.0f} s")
+    return read(path)
+
+
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
     with path.open() as file:
         return list(csv.DictReader(file))
 
@@ -456,7 +478,7 @@ STUDIES = {"rates": rates, "dimension": dimension, "adult": adult, "stability": 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="which (default: all)")
-    parser.add_argument("--again", action="store_true", help="run studies whose tables are there")
+    parser.add_argument("--again", action="store_true", help="run lines that are there, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.studies or STUDIES:
