@@ -133,7 +133,7 @@ def test_unprotected_values_are_marked_or_left_out(tmp_path):
     clean = report([place], tmp_path / "clean.html", unprotected=False).read_text()
     assert "Keep this page" not in clean
     assert 'class="tag"' not in clean
-    assert clean.count('role="img"') == 3  # the picture of norms is gone
+    assert clean.count('role="img"') == 4  # the picture of norms is gone
 
 
 def test_audit_and_ledger_are_shown_when_they_are_there(tmp_path):
@@ -183,7 +183,7 @@ def test_pictures_are_files_too(tmp_path):
     page = report_with_figures([folder_of_a_run(tmp_path / "run")])
     figures = page.with_name("report-figures")
     assert {path.name for path in figures.iterdir()} == {
-        f"{name}.{end}" for name in ("accuracy", "loss", "budget", "norms") for end in ("png", "svg")
+        f"{name}.{end}" for name in ("accuracy", "price", "loss", "budget", "norms") for end in ("png", "svg")
     }
     assert (figures / "norms.png").read_bytes().startswith(b"\x89PNG")
 
