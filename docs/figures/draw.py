@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -16,7 +15,6 @@ from gnomon.report import audit_scores
 from gnomon.reproduce import read_experiment
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.run import done_rows
-from gnomon.runs import train
 
 HERE = Path(__file__).parent
 INK, PRIVATE, DOOR, PUBLIC = "#1f2933", "#fde8e1", "#b5482a", "#e3f0ff"
@@ -82,9 +80,6 @@ def main() -> None:
         print("projections.png is left as it is: experiments/results has no cells of pcdp-table2")
     pipeline(HERE / "pipeline.png")
     audited(HERE / "audit.png")
-    with tempfile.TemporaryDirectory() as place:
-        run = train(TrainConfig(target_epsilon=1.0), Path(place) / "run")
-        (HERE / "digits.png").write_bytes((run.folder / "curve.png").read_bytes())
 
 
 if __name__ == "__main__":
