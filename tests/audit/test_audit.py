@@ -184,11 +184,11 @@ def test_other_samplers_than_the_declared_one_are_caught(kind, what):
 
 
 def test_a_whole_run_is_consistent_and_a_broken_one_is_not(monkeypatch):
-    claim = Claim(1.4147, Poisson(0.05), 60, 1e-5)
-    honest = one_run(claim, canaries=200, alpha=0.05)
+    claim = Claim(7.0, Poisson(0.2), 60, 1e-5)  # every canary is sure to be drawn
+    honest = one_run(claim, canaries=200, alpha=1e-3)
     assert honest.epsilon <= claim.epsilon
     monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
-    broken = one_run(claim, canaries=200, alpha=0.05)
+    broken = one_run(claim, canaries=200, alpha=1e-3)
     assert broken.right > honest.right
     assert broken.epsilon > claim.epsilon
 

@@ -149,6 +149,17 @@ class Deployment:
         )
         self.flwr("run", str(APP), "test", "--run-config", given)
 
+    def supernode_again(self, name: str, config: dict[str, str]) -> None:
+        """Start a node that was killed, as a supervisor would: SuperLink turns it away until it has missed the old one."""
+
+        def stays() -> bool:
+            if name not in self.processes or self.processes[name].poll() is not None:
+                self.supernode(name, config)
+            time.sleep(8)
+            return self.processes[name].poll() is None
+
+        self.wait_for(stays, 150, f"{name} once more")
+
     def status(self) -> str:
         """That of the newest run."""
         found = json.loads(self.flwr("ls", "test", "--format", "json").stdout)

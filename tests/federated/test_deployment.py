@@ -88,7 +88,7 @@ def test_three_sites_train_over_tls_and_a_stranger_stays_outside(tmp_path):
     assert not (tmp_path / "stranger-state").exists(), "an unregistered key got no work"
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form, minutes: set GNOMON_SOAK=1")
 def test_a_killed_node_is_named_and_a_killed_server_goes_on_with_the_sites_ledgers(tmp_path):
     place = Place(tmp_path, rounds=4)
     deployment = Deployment(tmp_path)
@@ -105,10 +105,10 @@ def test_a_killed_node_is_named_and_a_killed_server_goes_on_with_the_sites_ledge
         deployment.wait_for(lambda: place.rows()[-1]["accepted"] == 2, 200, "a round of the others")
         os.kill(deployment.server_app(), signal.SIGKILL)
         reached, paid = place.rows(), {name: place.paid(name) for name in SITES}
-        deployment.supernode("west", place.node("west"))  # with its old key
+        deployment.supernode_again("west", place.node("west"))  # with its old key
         deployment.run(**settings)
         deployment.wait_for((place.out / "statement.json").exists, 400, "the run")
-        deployment.wait_for(lambda: deployment.status() == "finished:completed", 60, "the end of the run")
+        deployment.wait_for(lambda: deployment.status() == "finished:completed", 200, "the end of the run")
     finally:
         deployment.stop_all()
 
