@@ -150,7 +150,7 @@ class Deployment:
         self.flwr("run", str(APP), "test", "--run-config", given)
 
     def supernode_again(self, name: str, config: dict[str, str]) -> None:
-        """Start a node that was killed, as a supervisor would: SuperLink turns it away until it has missed the old one."""
+        """Start a node that was killed, until it stays: SuperLink turns it away until it has missed the old one."""
 
         def stays() -> bool:
             if name not in self.processes or self.processes[name].poll() is not None:
