@@ -66,6 +66,7 @@ def train(
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
+    whole("evaluate-every", config.evaluate_every)  # before anything of an earlier run is touched
     if tensorboard:
         EventFiles(out / "tensorboard")  # a missing package shows now
     source = load(config.data, config.data_dir)
