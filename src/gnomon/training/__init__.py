@@ -4,8 +4,9 @@ from gnomon.training.checkpoint import CheckpointError, read_checkpoint, restore
 from gnomon.training.evaluate import evaluate
 from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
+from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.statement import Statement
-from gnomon.training.trainer import BudgetExhausted, Result, Trainer
+from gnomon.training.trainer import Trainer
 from gnomon.training.view import Observer, View
 
 __all__ = [

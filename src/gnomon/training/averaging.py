@@ -1,11 +1,13 @@
-"""The average of all iterates, each weighted by its step size: what the theory of convex problems is about."""
+"""Averages of iterates: exponential, or of all of them, each weighted by its step size, as convex theory has it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from gnomon import validate
 
 
 class StepWeighted:
@@ -43,3 +45,15 @@ def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
     average.register_buffer("step_total", weighted.total)
     average.n_averaged.fill_(1)  # the start is replaced by the first term
     return average
+
+
+def averaging(model: nn.Module, optimizer: Optimizer, decay: float | None, always: bool) -> AveragedModel | None:
+    """The average that was asked for: exponential with `decay`, else that of all iterates if `always`, else none.
+
+    >>> model = nn.Linear(1, 1)
+    >>> averaging(model, torch.optim.SGD(model.parameters(), lr=1.0), None, always=False) is None
+    True
+    """
+    if decay is not None:
+        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(validate.probability("ema_decay", decay)))
+    return step_average(model, optimizer) if always else None

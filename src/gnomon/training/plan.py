@@ -75,6 +75,20 @@ def plan(
     return Plan(sampling, per_epoch, count, delta, account, count)
 
 
+def no_noise(name: str, target_epsilon: float | None, noise_multiplier: float | None) -> float:
+    """Zero, unless somebody asks a method without privacy for some.
+
+    >>> no_noise("sgd", None, None)
+    0.0
+    """
+    for asked, value in (("target_epsilon", target_epsilon), ("noise_multiplier", noise_multiplier)):
+        if value:
+            raise validate.SettingError(
+                asked, value, f"None: {name} adds no noise and promises nothing; dp-{name} does"
+            )
+    return 0.0
+
+
 def _affordable(account: Account, target: float | None, delta: float) -> float:
     if target is None:
         return math.inf

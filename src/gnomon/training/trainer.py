@@ -7,15 +7,12 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
-from tqdm.auto import tqdm
 
 from gnomon import methods, validate
 from gnomon.accounting import Epsilon, Sampling
@@ -26,46 +23,23 @@ from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
-from gnomon.training.averaging import step_average
+from gnomon.training.averaging import averaging
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
-from gnomon.training.plan import plan
+from gnomon.training.plan import no_noise, plan
+from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
     refuse_batch_norm,
     refuse_dependence,
     refuse_foreign_parameters,
     refuse_overlap,
 )
+from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.statement import Statement, ledger_note
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.gradients import batch_size
-
-
-class BudgetExhausted(RuntimeError):
-    """One more step would cost more than the target epsilon allows.
-
-    >>> raise BudgetExhausted("after 10 steps")
-    Traceback (most recent call last):
-    gnomon.training.trainer.BudgetExhausted: after 10 steps
-    """
-
-
-@dataclass
-class Result:
-    """What `fit` did.
-
-    >>> from gnomon.accounting import epsilon
-    >>> Result(0, epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=0, delta=1e-5), "interrupted").history
-    []
-    """
-
-    steps: int
-    epsilon: Epsilon
-    stopped: str
-    """"finished", "budget" or "interrupted"."""
-    history: list[Record] = field(default_factory=list)
 
 
 class Trainer:
@@ -130,7 +104,7 @@ class Trainer:
         self.noise = noise or SecureNoise()
         self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm) if self.method.private else math.inf
         if not self.method.private:
-            noise_multiplier = _no_noise(self.method.name, target_epsilon, noise_multiplier)
+            noise_multiplier = no_noise(self.method.name, target_epsilon, noise_multiplier)
         self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
         self.plan = plan(
             sample_rate=sample_rate,
@@ -161,9 +135,7 @@ class Trainer:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.observers = tuple(observers)
-        self.average = _averaged(model, ema_decay)
-        if self.method.average and self.average is None:
-            self.average = step_average(model, optimizer)
+        self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
@@ -246,7 +218,8 @@ class Trainer:
         draws = self._draws(len(loader))
         started = time.monotonic()
         self.spending.start()
-        with StopRequest() as stop, self._bar() as bar:
+        bar = Bar(self.method.name, total=self.plan.last, done=self.account.steps, visible=self.progress)
+        with StopRequest() as stop, bar:
             while self.account.steps < self.plan.last and not stop.asked:
                 steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
@@ -257,7 +230,7 @@ class Trainer:
                     record = self._epoch_record(steps, validation if due else None, started)
                     history.append(record)
                     steps.clear()
-                    bar.set_postfix(_shown(record))
+                    bar.tell(record)
                     if on_epoch is not None:
                         on_epoch(record)
                 if ends and self.scheduler is not None and self.scheduler_every == "epoch":
@@ -390,32 +363,6 @@ class Trainer:
             record |= {f"validation/{name}": value for name, value in scores.items()}
         return record
 
-    def _bar(self) -> tqdm[Any]:
-        return tqdm(
-            total=self.plan.last,
-            initial=self.account.steps,
-            unit="step",
-            disable=not self.progress,
-            dynamic_ncols=True,
-            desc=self.method.name,
-        )
-
-
-def _averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    if decay is None:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(validate.probability("ema_decay", decay)))
-
-
-def _no_noise(name: str, target_epsilon: float | None, noise_multiplier: float | None) -> float:
-    """Zero, unless somebody asks a method without privacy for some."""
-    for asked, value in (("target_epsilon", target_epsilon), ("noise_multiplier", noise_multiplier)):
-        if value:
-            raise validate.SettingError(
-                asked, value, f"None: {name} adds no noise and promises nothing; dp-{name} does"
-            )
-    return 0.0
-
 
 def _cut(inputs: Any, targets: Any, most: int | None) -> Iterator[tuple[Any, Any]]:
     """A batch in physical parts."""
@@ -423,13 +370,3 @@ def _cut(inputs: Any, targets: Any, most: int | None) -> Iterator[tuple[Any, Any
     for start in range(0, max(size, 1), most or max(size, 1)):
         part = slice(start, start + (most or max(size, 1)))
         yield pytree.tree_map_only(Tensor, operator.itemgetter(part), (inputs, targets))
-
-
-def _shown(record: Record) -> dict[str, str]:
-    """What the progress bar says; an asterisk marks what is not protected."""
-    names = {
-        "unprotected/loss": "loss*",
-        "validation/accuracy": "accuracy",
-        "epsilon": "epsilon",
-    }
-    return {short: f"{record[name]:.3f}" for name, short in names.items() if name in record}

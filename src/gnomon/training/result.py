@@ -1,0 +1,33 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gnomon.accounting import Epsilon
+from gnomon.training.watch import Record
+
+
+class BudgetExhausted(RuntimeError):
+    """One more step would cost more than the target epsilon allows.
+
+    >>> raise BudgetExhausted("after 10 steps")
+    Traceback (most recent call last):
+    gnomon.training.result.BudgetExhausted: after 10 steps
+    """
+
+
+@dataclass
+class Result:
+    """What `fit` did.
+
+    >>> from gnomon.accounting import epsilon
+    >>> Result(0, epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=0, delta=1e-5), "interrupted").history
+    []
+    """
+
+    steps: int
+    epsilon: Epsilon
+    stopped: str
+    """"finished", "budget" or "interrupted"."""
+    history: list[Record] = field(default_factory=list)
