@@ -12,7 +12,7 @@ PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:
 
 NOT_FEDERATED = frozenset(
     {"epochs", "sampler", "every", "start", "public_blocks", "optimizer", "weight_decay", "schedule", "ema_decay"}
-    | {"dataset_size", "residual", "mask_rate"}
+    | {"dataset_size", "residual", "mask_rate", "evaluate_every"}
 )
 """Settings of training that rounds have no use for."""
 
@@ -35,6 +35,9 @@ class FederateConfig(TrainConfig):
     steps_per_round: int = setting(5, "private steps a client takes in a round", group="federation")
     participation: float = setting(1.0, "share of the clients that take part in a round", group="federation")
     partition: str = setting("iid", f"how records are spread: {PARTITIONS}", group="federation")
+    classes: int | None = setting(
+        None, "number of classes, for own data that do not declare it in an array `classes`", group="federation"
+    )
     holdout: float = setting(0.0, "share of each client's records kept back to measure fairness", group="federation")
     client_weights: str = setting(
         "uniform", "fixed weights of the mean; size takes declared numbers", ("uniform", "size"), group="federation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -65,6 +66,26 @@ def test_a_parcel_survives_the_journey_bit_for_bit():
             assert back.arrays[group][name].dtype == value.dtype
 
 
+def npy(header: bytes, content: bytes = b"") -> bytes:
+    header += b" " * (117 - len(header)) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+
+
+BAD_ARRAYS = [
+    b"PK\x03\x04 and then nothing",
+    npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,), }", bytes(8)),
+    npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }", bytes(8)),
+    npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", bytes(8)),
+    npy(b"{'descr': '<f4', 'shape': (("),
+    npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", bytes(8)),
+]
+
+
+def bad_array(content: bytes) -> RecordDict:
+    array = Array("float32", (2,), "numpy.ndarray", content)
+    return RecordDict({"numbers": ConfigRecord({"round": 1}), "arrays.change": ArrayRecord({"w": array})})
+
+
 @pytest.mark.parametrize(
     ("records", "reason"),
     [
@@ -81,6 +102,7 @@ def test_a_parcel_survives_the_journey_bit_for_bit():
             ),
             "contents",
         ),
+        *[(bad_array(content), "contents") for content in BAD_ARRAYS],
     ],
 )
 def test_what_is_no_parcel_is_refused(records, reason):
@@ -197,6 +219,58 @@ def test_a_lost_or_exchanged_ledger_is_refused(federation, tmp_path):
     assert reserved(tmp_path / "b") == 0
 
 
+def test_rounds_that_a_restored_backup_has_forgotten_are_paid_for_again(federation, tmp_path):
+    server, data = federation
+    server.rounds = 3
+    config, place = replace(CONFIG, rounds=3), tmp_path / "site"
+
+    def take_part() -> None:
+        parcel = server.begin()["north"]
+        server.accept(
+            "north", answer(config, SITES, "north", data["north"], place / "state", parcel, ledger=place / "l")
+        )
+        assert server.end().accepted == ["north"]
+
+    place.mkdir()
+    take_part()
+    shutil.copytree(place, tmp_path / "backup")
+    take_part()
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "backup", place)
+    take_part()
+    assert reserved(place / "l") == 6, "three rounds of two steps, one of them from what the server knows"
+    assert "(1 run, 6 steps reserved" in (place / "state" / "statement.txt").read_text()
+
+
+def test_a_site_that_lost_its_folder_gets_the_public_records_again(federation, tmp_path):
+    server, data = federation
+    server.rounds = 3
+    config, ledger = replace(CONFIG, rounds=3), tmp_path / "l"
+    for state, accepted in (("a", True), ("b", False), ("b", True)):
+        parcel = server.begin()["north"]
+        try:
+            reply = answer(config, SITES, "north", data["north"], tmp_path / state, parcel, ledger=ledger)
+            server.accept("north", reply)
+        except Refused as refused:
+            server.refuse("north", refused.reason)
+        assert (server.end().accepted == ["north"]) == accepted
+
+
+def test_a_site_s_own_labels_do_not_decide_the_number_of_classes(federation, tmp_path):
+    server, _ = federation
+    source = load("digits")
+    few = source.train[:400][source.train.targets[:400] < 9]
+    np.savez(tmp_path / "few.npz", x_train=few.inputs, y_train=few.targets, x_test=few.inputs, y_test=few.targets)
+    parcel, data = server.begin()["north"], f"npz:{tmp_path / 'few.npz'}"
+    parcel.arrays.pop("public")  # some of them are among these records
+    plain = replace(CONFIG, method="fedavg")
+    with pytest.raises(SettingError, match="classes"):
+        answer(plain, SITES, "north", data, tmp_path / "state", parcel, ledger=tmp_path / "l")
+    reply = answer(replace(plain, classes=10), SITES, "north", data, tmp_path / "state", parcel, ledger=tmp_path / "l")
+    assert reply.arrays["change"]["1.weight"].shape == (10, 64)
+    assert len((tmp_path / "state" / "unprotected.jsonl").read_text().splitlines()) == 2, "for the site's own eyes"
+
+
 def test_records_that_come_between_two_rounds_are_counted_too(federation, tmp_path, own_ledger):
     server, data = federation
     source = load("digits")
@@ -303,6 +377,30 @@ def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_
     assert pinned._nodes == {"north": 44}
 
 
+def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.01)
+    grid, sites = Grid(), {"north": Site(10)}
+    grid.names = {11: "north"}
+    exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=0.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(Grid, "send_and_receive", lambda self, messages, timeout: [Reply(11, None) for _ in messages])
+        assert dict(exchange({"north": Parcel(1)})) == {}
+    assert list(dict(exchange({"north": Parcel(2)}))) == ["north"]
+
+
+def test_only_the_first_round_is_patient(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.01)
+    monkeypatch.setattr(flower, "LATER", 0.05)
+    grid = Grid()
+    grid.names = {11: "north"}
+    exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=600.0)
+    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    grid.names = {}
+    assert dict(exchange({"north": Parcel(2)})) == {}, "and this took no ten minutes"
+
+
 # -- the agreed file -------------------------------------------------------------------------------
 
 
@@ -315,6 +413,7 @@ def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_
         ("sites: {north: {records: 3, colour: red}}", r"sites\.north"),
         ("sites: {north: 3}\nnoise-multiplyer: 3", "noise-multiplier"),
         ("sites: {north: 3}\ninsecure-noise-seed: 3", "insecure-noise-seed"),
+        ("sites: {north: 3}\ninsecure_noise-seed: 3", "insecure-noise-seed"),
     ],
 )
 def test_a_wrong_federation_file_is_named(text, named, tmp_path):
@@ -374,6 +473,11 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
+    text = agreed.read_text()
+    agreed.write_text(text.replace("noise-multiplier: 2", "noise-multiplier: 8"))
+    with pytest.raises(SettingError, match="as in round 1"):
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    agreed.write_text(text)
     flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
     refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
     assert refused == [{"round": 3, "client": "north", "why": REASONS["budget"]}], "it paid for round 2 twice"

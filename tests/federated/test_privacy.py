@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnomon.accounting import epsilon
-from gnomon.federated import Client, fedavg, fedfdp, fedpcdp
+from gnomon.federated import Client, fedavg, fedfdp, fedpcdp, pfa
 from gnomon.federated.setup import build, participations
 from gnomon.federated.simulate import InProcess, run_round
 from gnomon.federated.statement import federated_statement
@@ -156,6 +156,17 @@ def test_public_records_that_a_client_holds_are_refused():
     with pytest.raises(ValueError, match="public records occur"):
         clients["c0"].train(server.begin()["c0"])
     assert clients["c0"].trainer.account.steps == 0
+
+
+def test_public_records_that_a_client_holds_are_refused_also_where_they_only_serve_uploads():
+    strategy = pfa(PUBLIC, rank=4)
+    server, clients = federation(strategy)
+    own = clients["c0"]
+    x, y = data(0)
+    own.data = (torch.cat([x, PUBLIC[0][:1]]), torch.cat([y, PUBLIC[1][:1]]))
+    ended = run(server, clients, 1)[0]
+    assert list(ended.refused) == ["c0"]
+    assert own.trainer.account.steps == 0, "nothing was spent"
 
 
 def test_seeded_and_missing_noise_give_no_guarantee():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -115,7 +116,8 @@ def test_a_budget_that_cannot_pay_for_all_rounds_is_refused_before_anything_is_w
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_name_on_the_command_line(method, tmp_path):
-    run = federate(FederateConfig(method=method, data="digits", **QUICK), tmp_path / "run", progress=False)
+    config = FederateConfig(method=method, data="digits", model="mlp" if method == "moon" else None, **QUICK)
+    run = federate(config, tmp_path / "run", progress=False)
     assert run.history[-1]["accepted"] == 3
     assert run.federation.server.strategy.name == method
 
@@ -141,6 +143,14 @@ def test_learning_shows_on_digits(tmp_path):
         (["--holdout", "1"], "holdout"),
         (["--participation", "0"], "participation"),
         (["--rank", "-1"], "rank"),
+        (["--method", "fedprox", "--mu", "-1"], "mu = -1"),
+        (["--method", "fedprox", "--mu", "100"], "mu = 100"),
+        (["--method", "fedlrs", "--update-limit", "0"], "update-limit = 0"),
+        (["--method", "fedfair", "--fair", "-1"], "fair = -1"),
+        (["--method", "fedfdp", "--fair-most", "0"], "fair-most = 0"),
+        (["--method", "scaffold", "--momentum", "0.9"], "momentum = 0.9"),
+        (["--method", "moon"], "a hidden layer"),
+        (["--classes", "9"], "classes = 9"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_written(flags, named, tmp_path, capsys):
@@ -152,10 +162,11 @@ def test_wrong_settings_are_named_before_anything_is_written(flags, named, tmp_p
     assert not out.exists()
 
 
-def test_a_pull_that_overshoots_is_named(tmp_path):
-    with pytest.raises(RuntimeError) as raised:
-        federate(FederateConfig(method="fedprox", mu=100.0, **QUICK), tmp_path / "run", progress=False)
-    assert "mu = 100" in str(raised.value.__cause__)
+def test_a_setting_that_rounds_have_no_use_for_is_not_ignored(tmp_path, capsys):
+    (tmp_path / "own.yaml").write_text("optimizer: adam\n")
+    assert main(["federate", "--simulate", "--config", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "r")]) == 2
+    assert "optimizer = 'adam'" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
 
 
 def test_without_simulate_it_says_where_to_read_on(capsys):
@@ -173,12 +184,68 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does_and_pays_for_the_round
     raised = (folder / "config.yaml").read_text().replace("rounds: 4", "rounds: 6")
     (folder / "config.yaml").write_text(raised)
     with (folder / "asked.jsonl").open("a") as file:
-        file.write(json.dumps({"round": 5, "clients": ["client-0", "client-1", "client-2"]}) + "\n" + '{"round"')
+        last = json.loads((folder / "asked.jsonl").read_text().splitlines()[-1])
+        file.write(json.dumps(last | {"round": 5}) + "\n" + '{"round"')
     again = resume(folder, progress=False)
     assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5, 6]
     assert again.statement.steps == 7, "six rounds and the lost one"
     kept = Memory.from_bytes((folder / "state.safetensors").read_bytes())
     assert kept.numbers["server|round"] == 6
+    assert resume(folder, progress=False).statement.steps == 7, "the line that was cut short is in nobody's way"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({}, ("noise-multiplier: 3.0", "noise-multiplier: 9.0"), "noise 3.0, as in round 1"),
+        ({"unit": "client"}, ("noise-multiplier: 3.0", "noise-multiplier: 9.0"), "whole clients noise 3.0"),
+        ({"noise_multiplier": None, "target_epsilon": 2.0}, ("rounds: 2", "rounds: 4"), "as in round 1"),
+    ],
+)
+def test_settings_under_which_past_rounds_would_have_cost_something_else_are_refused(before, after, named, tmp_path):
+    folder = tmp_path / "run"
+    federate(FederateConfig(**QUICK | {"method": "fedavg"} | before), folder, progress=False)
+    text = (folder / "config.yaml").read_text()
+    assert after[0] in text
+    (folder / "config.yaml").write_text(text.replace(*after))
+    with pytest.raises(SettingError, match=named):
+        resume(folder, progress=False)
+    (folder / "config.yaml").write_text(text)
+    assert resume(folder, progress=False).history[-1]["round"] == 2
+
+
+def test_a_target_beside_the_noise_ends_the_run(tmp_path):
+    config = FederateConfig(**QUICK | {"method": "fedavg", "rounds": 50, "target_epsilon": 0.6})
+    run = federate(config, tmp_path / "run", progress=False)
+    assert run.stopped == "budget"
+    assert 1 < run.history[-1]["round"] < 50
+    assert run.statement.epsilon <= 0.6
+    with pytest.raises(SettingError, match="one round already costs more"):
+        federate(dataclasses.replace(config, target_epsilon=0.01), tmp_path / "none", progress=False)
+    with pytest.raises(SettingError, match="beside a noise-multiplier"):
+        federate(dataclasses.replace(config, unit="client"), tmp_path / "none", progress=False)
+
+
+def test_noise_for_a_target_is_worked_out_for_the_adjacency_that_is_reported(tmp_path):
+    settings = QUICK | {
+        "noise_multiplier": None,
+        "target_epsilon": 2.0,
+        "adjacency": "replace-one",
+        "accountant": "pld",
+    }
+    settings["method"] = "fedavg"
+    run = federate(FederateConfig(**settings), tmp_path / "run", progress=False)
+    assert 1.9 < run.statement.epsilon <= 2.0
+    with pytest.raises(SettingError, match="adjacency"):
+        federate(FederateConfig(**settings | {"unit": "client"}), tmp_path / "none", progress=False)
+
+
+def test_own_data_in_a_simulation_get_a_caveat(tmp_path):
+    source = load("digits")
+    np.savez(tmp_path / "own.npz", inputs=source.train.inputs, targets=source.train.targets)
+    config = FederateConfig(**QUICK | {"method": "fedavg", "data": f"npz:{tmp_path / 'own.npz'}"})
+    run = federate(config, tmp_path / "run", progress=False)
+    assert any("takes both as public" in caveat for caveat in run.statement.caveats)
 
 
 def test_resume_restores_weights_and_control_variates(tmp_path):

@@ -120,7 +120,7 @@ def test_bytes_are_counted_both_ways_and_public_records_travel_once():
     server, clients = federation(fedpcdp(PUBLIC, 5), rounds=3)
     first, second, third = run(server, clients)
     assert first.bytes_down - second.bytes_down == 3 * (12 * 4 * 4 + 12 * 8)
-    assert second.bytes_down == third.bytes_down == 3 * (whole + 16 * 4 + 8 * 4)
+    assert second.bytes_down == third.bytes_down == 3 * (whole + 16 * 4 + 5 * 8)
     assert first.bytes_up == 3 * (4 * (5 + 5 + 5 + 3) + 16)
     server, clients = federation(fedavg(), rounds=1)
     assert run(server, clients)[0].bytes_up == 3 * (whole + 16)
@@ -236,7 +236,7 @@ def test_q_ffl_moves_towards_the_client_with_the_larger_loss():
     from gnomon.federated import QFair
 
     changes = {"happy": {"w": torch.tensor([1.0, 0.0])}, "sad": {"w": torch.tensor([0.0, 1.0])}}
-    moved = QFair(2.0, 1.0).move(changes, {}, {"happy": 0.5, "sad": 2.0}, {})["w"]
+    moved = QFair(2.0, 1.0).move(changes, {"happy": 1.0, "sad": 1.0}, {"happy": 0.5, "sad": 2.0}, {})["w"]
     assert moved[1] > 10 * moved[0] > 0
     assert float(moved.norm()) <= 1.0
 
@@ -326,3 +326,14 @@ def test_a_client_in_another_process_rebuilds_the_same_basis():
     server, clients = federation(fedpcdp(PUBLIC, 5), clients=2, rounds=2)
     clients["c1"].strategy = fedpcdp((PUBLIC[0].clone(), PUBLIC[1].clone()), 5)
     assert all(ended.accepted == ["c0", "c1"] for ended in run(server, clients))
+
+
+def test_q_ffl_keeps_the_fixed_weights_and_a_claimed_loss_of_zero_stops_nobody():
+    from gnomon.federated import QFair
+
+    changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([4.0])}}
+    plain = QFair(0.0, 1.0, lr=0.5).move(changes, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, {})["w"]
+    assert plain.item() == pytest.approx(0.5 * 2.0)
+    honest = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 1.0}, {})["w"]
+    liar = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 0.0}, {})["w"]
+    assert liar.item() > 0.05 * honest.item()

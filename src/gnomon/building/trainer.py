@@ -96,7 +96,7 @@ def build_trainer(
         scheduler_every="step" if config.schedule == "inverse-sqrt" else "epoch",
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
-        notes=_notes(config, public),
+        notes=_notes(config, source, public),
         ledger=ledger,
         dataset=dataset,
         label=Path(config.data.removeprefix("npz:")).stem,
@@ -104,13 +104,17 @@ def build_trainer(
     )
 
 
-def _notes(config: TrainConfig, public: Records) -> list[str]:
-    if not len(public):
-        return []
-    origin = f"The {len(public)} public records were drawn from {config.data} with split seed {config.split_seed}."
-    if config.warm_start == "public":
-        return [origin, "The model started from one trained without noise on the public records: NOT protected."]
-    return [origin]
+def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
+    notes = []
+    if source.counted:
+        notes.append("The number of classes was read off the labels: the largest label is NOT protected.")
+    if len(public):
+        notes.append(
+            f"The {len(public)} public records were drawn from {config.data} with split seed {config.split_seed}."
+        )
+    if len(public) and config.warm_start == "public":
+        notes.append("The model started from one trained without noise on the public records: NOT protected.")
+    return notes
 
 
 def _declared_size(config: TrainConfig, source: Source) -> int:

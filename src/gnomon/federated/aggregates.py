@@ -1,4 +1,7 @@
-"""How the server puts the clients' changes together. Weights are fixed and public, never what a client claims."""
+"""How the server puts the clients' changes together, with weights that are fixed and public.
+
+Only q-FFL also weighs what a client claims: its noisy loss, within limits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.federated.parcel import Arrays, total_norm
 
-LEAST_LOSS = 1e-6
+LEAST_LOSS = 0.1
+"""q-FFL counts smaller losses as this: with q < 1 one near zero would outweigh everybody."""
 
 
 class Aggregate(Protocol):
@@ -69,19 +73,22 @@ class Mean:
 class QFair:
     """q-FedAvg (Li et al. 2020): clients with a larger loss F pull harder, as F^q.
 
-    `Delta_k = F_k^q L d_k`, `h_k = q F_k^(q-1) |L d_k|^2 + L F_k^q`, and the server subtracts `sum Delta / sum h`.
-    The losses are those that clients released with noise. With q = 0 it is the plain mean.
+    `Delta_k = F_k^q L d_k`, `h_k = q F_k^(q-1) |L d_k|^2 + L F_k^q`, and the server subtracts
+    `lr sum p_k Delta_k / sum p_k h_k` with the clients' fixed weights p. The losses are those that clients released
+    with noise. With q = 0 it is the plain mean.
 
     >>> changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([3.0])}}
-    >>> QFair(q=0.0, smoothness=10.0).move(changes, {}, {"a": 1.0, "b": 2.0}, {})
+    >>> QFair(q=0.0, smoothness=10.0).move(changes, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}, {})
     {'w': tensor([2.])}
     """
 
     q: float = 1.0
     smoothness: float = 1.0
     """L, for which 1 / local learning rate is usual."""
+    lr: float = 1.0
 
     def __post_init__(self) -> None:
+        validate.positive("lr", self.lr)
         validate.non_negative("q", self.q)
         validate.positive("smoothness", self.smoothness)
 
@@ -97,13 +104,13 @@ class QFair:
         like: Mapping[str, Tensor],
     ) -> Arrays:
         loss = {name: max(LEAST_LOSS, losses[name]) for name in changes}
-        pull = {name: loss[name] ** self.q * self.smoothness for name in changes}
+        pull = {name: weights[name] * loss[name] ** self.q * self.smoothness for name in changes}
         bend = {
-            name: self.q * loss[name] ** (self.q - 1) * (self.smoothness * total_norm(change)) ** 2 + pull[name]
+            name: weights[name] * self.q * loss[name] ** (self.q - 1) * (self.smoothness * total_norm(change)) ** 2
             for name, change in changes.items()
         }
-        whole = sum(bend.values())
-        return combined(changes, {name: pull[name] / whole for name in changes})
+        whole = sum(bend.values()) + sum(pull.values())
+        return combined(changes, {name: self.lr * pull[name] / whole for name in changes})
 
 
 def combined(changes: Mapping[str, Arrays], weights: Mapping[str, float]) -> Arrays:

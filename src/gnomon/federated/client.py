@@ -10,6 +10,7 @@ import torch
 
 from gnomon import validate
 from gnomon.accounting import Shuffled
+from gnomon.data import Loader
 from gnomon.federated.bases import check_fingerprint, round_basis
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Arrays, Parcel
@@ -19,6 +20,7 @@ from gnomon.federated.strategies import Strategy
 from gnomon.ledger.spending import Spending
 from gnomon.subspaces import Basis
 from gnomon.training import Statement, Trainer
+from gnomon.training.refusals import refuse_overlap
 from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
 from gnomon.updates.untouched import untouched
@@ -94,6 +96,8 @@ class Client:
         if trainer.account.steps + self.steps > trainer.plan.last:
             raise Refused("budget")
         if self._batches is None:
+            if self.strategy.public is not None and self.strategy.method.public is None:  # else the Trainer does it
+                refuse_overlap(Loader(self.data, "train"), Loader(self.strategy.public, "public"))
             self._batches = trainer.batches(self.data)
         if self.each_round is not None:
             self.each_round.admit(self.data)
@@ -111,6 +115,21 @@ class Client:
         finally:
             for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr
+
+    def make_up(self, answered: int) -> None:
+        """Pay for rounds that were answered and are not in the books: these come from an older copy.
+
+        The number is the server's. A wrong one can only make this client pay more.
+        """
+        lost = answered - self.trainer.account.steps // self.steps
+        if lost <= 0:
+            return
+        spending = self.spending
+        spending.admit(self.data)
+        spending.start()
+        for _ in range(lost if self.each_round is not None else lost * self.steps):
+            spending.charge()
+        self.trainer.account.charge(lost * self.steps)
 
     @property
     def spending(self) -> Spending:

@@ -42,6 +42,16 @@ class WithFeatures(nn.Module):
         return outputs, caught[-1].flatten(1)
 
 
+def refuse_shallow(model: nn.Module) -> None:
+    """Refuses a model whose last linear layer is its only one: its features are the inputs, and the term is constant.
+
+    >>> refuse_shallow(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    """
+    if sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules()) < 2:
+        allowed = "a model with a hidden layer, 'mlp' for example: MOON compares what goes into the last layer"
+        raise validate.SettingError("model", type(model).__name__, allowed)
+
+
 def contrast(own: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
     """`-log(e^(sim(own, near) / t) / (e^(sim(own, near) / t) + e^(sim(own, far) / t)))`, one number a record.
 

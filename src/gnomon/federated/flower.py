@@ -6,8 +6,11 @@ elsewhere in this package. Nothing here draws noise.
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from gnomon.data import load
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import REASONS, Refused
 from gnomon.federated.run import KeptFolder, go
+from gnomon.federated.settings import declared
 from gnomon.federated.setup import Federation, build_server
 from gnomon.federated.simulate import Answer, reason_of
 from gnomon.federated.sites import Site, answer, read_federation, torch_threads
@@ -35,6 +40,10 @@ NUMBERS, REFUSED = "numbers", "refused"
 MOST_BYTES = 2**28
 """No message above this is read at all. What a method may upload is checked afterwards, to the byte."""
 POLL = 1.0
+LATER = 30.0
+"""How long a round after the first waits for a site that has just gone, and for new nodes to say who they are."""
+TRIES = 3
+"""In how many rounds a node is asked for its name, until it goes and comes back."""
 
 
 def to_records(parcel: Parcel) -> RecordDict:
@@ -59,12 +68,21 @@ def to_parcel(records: RecordDict) -> Parcel:
         numbers = {str(name): float(value) for name, value in records.config_records[NUMBERS].items()}  # type: ignore[arg-type]
         parcel = Parcel(int(numbers.pop("round")), {}, numbers)
         for group, record in records.array_records.items():
-            parcel.arrays[group.removeprefix("arrays.")] = {
-                name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()
-            }
-    except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
+            parcel.arrays[group.removeprefix("arrays.")] = {name: _tensor(array) for name, array in record.items()}
+    except Exception as error:  # whatever a sender thought of
         raise Refused("contents") from error
     return parcel
+
+
+def _tensor(array: Array) -> Tensor:
+    """An array in NumPy's format whose header claims as many bytes as there are, and nothing else."""
+    file = io.BytesIO(array.data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise Refused("contents")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - file.tell():
+        raise Refused("contents")
+    return torch.from_numpy(np.array(np.load(io.BytesIO(array.data), allow_pickle=False)))
 
 
 # -- the server's side -----------------------------------------------------------------------------
@@ -74,15 +92,16 @@ class OverFlower:
     """Delivers a round's parcels through Flower's grid, and waits for the answers until a deadline.
 
     A site is the node that first says its name, or the node that the settings pin to it. Before its first round the
-    server waits for sites that are not there yet, up to `patience` seconds.
+    server waits for sites that are not there yet, up to `patience` seconds; later it waits a moment.
     """
 
     def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float, patience: float | None = None) -> None:
         self._grid, self._sites, self._deadline = grid, sites, deadline
         self._patience = deadline if patience is None else patience
         self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
-        self._asked: set[int] = set(self._nodes.values())
+        self._asked: Counter[int] = Counter(dict.fromkeys(self._nodes.values(), TRIES))
         self._missed: set[str] = set()
+        self._met = False
 
     def __call__(self, parcels: Mapping[str, Parcel]) -> Iterator[Answer]:
         online = self._meet(parcels)
@@ -105,12 +124,15 @@ class OverFlower:
 
         Waits for wanted sites that are not; for one that missed its last round nobody waits.
         """
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + (min(LATER, self._patience) if self._met else self._patience)
         while True:
             online = set(self._grid.get_node_ids())
-            self._ask(online - self._asked, until)
+            known = set(self._nodes.values())
+            self._asked = Counter({node: n for node, n in self._asked.items() if node in online or node in known})
+            self._ask({node for node in online if self._asked[node] < TRIES}, until)
             missing = [name for name in wanted if self._nodes.get(name) not in online and name not in self._missed]
             if not missing or time.monotonic() >= until:
+                self._met = True
                 return online
             time.sleep(POLL)
 
@@ -121,11 +143,12 @@ class OverFlower:
         ]
         if not messages:
             return
+        self._asked.update(nodes)
         for reply in self._grid.send_and_receive(messages, timeout=max(POLL, until - time.monotonic())):
             node = reply.metadata.src_node_id
-            self._asked.add(node)
             if reply.has_error():
                 continue
+            self._asked[node] = TRIES
             about = reply.content.config_records.get("about")
             name = "" if about is None else str(about.get("name", ""))
             if name in self._sites and name not in self._nodes:
@@ -149,10 +172,11 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float |
     """All rounds that are left of a federation; a folder with rounds in it is gone on with."""
     config, sites = read_federation(place)
     torch_threads(config.threads)
-    source = load(config.data, config.data_dir)
+    source = declared(config, load(config.data, config.data_dir))
     sizes = {name: site.records for name, site in sites.items()}
     server = build_server(config, source, source.train, sizes)  # all of the server's records are public
-    federation = Federation(server, {}, source, {}, len(source.train) if server.strategy.public is not None else 0)
+    used = server.strategy.public is not None or config.warm_start == "public"
+    federation = Federation(server, {}, source, {}, len(source.train) if used else 0)
     history = []
     if (out / "config.yaml").exists():
         folder: RunFolder = (kept := KeptFolder(out))

@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
+from gnomon.building import is_own
 from gnomon.config import read_yaml
 from gnomon.federated.entries import LEDGER, Entries
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import array_bytes
 from gnomon.federated.private_mean import PrivateMean
-from gnomon.federated.server import Ended
+from gnomon.federated.server import Ended, Server
 from gnomon.federated.setup import Federation, build, names, participations
 from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
@@ -32,10 +33,11 @@ from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
-from gnomon.validate import whole
+from gnomon.validate import SettingError, whole
 
 STATE, ASKED, METRICS, REFUSED = "state.safetensors", "asked.jsonl", "metrics.jsonl", "refused.jsonl"
 FILES = (STATE, ASKED, REFUSED, LEDGER, "bytes.md")
+COUNTED = "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
 ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
 
 
@@ -126,13 +128,27 @@ class KeptFolder(RunFolder):
         return {name: min(left[name], planned[name] - asked.count(name)) for name in clients}
 
     def restore(self, config: FederateConfig, federation: Federation) -> list[Record]:
-        """Put everything back, charge every round that anybody was asked in, and give the history."""
+        """Put everything back, charge every round that anybody was asked in, and give the history.
+
+        Settings under which those rounds would have cost something else are refused.
+        """
+        for entry in self._asked:
+            now = terms(federation.server, list(entry["clients"]))
+            for name, then in entry["clients"].items():
+                if now.get(name) != then:
+                    raise SettingError(
+                        f"the settings of {name}",
+                        now.get(name, "not there"),
+                        f"{then}, as in round {entry['round']}: put them back, or begin in another folder",
+                    )
         _restore(federation, self._state)
         for entry in self._asked:
             if isinstance(federation.server.strategy.aggregate, PrivateMean):
                 federation.server.strategy.aggregate.account.charge()
             for name in entry["clients"]:
                 federation.server.members[name].account.charge(config.steps_per_round)
+        # without a line that was cut short, which the next one would be written behind
+        self.write(ASKED, "".join(json.dumps(entry) + "\n" for entry in self._asked).encode())
         rows = [json.loads(line) for line in _lines(self.path / METRICS)]
         history: list[Record] = [row for row in rows if row["round"] <= self._ended]
         self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
@@ -154,7 +170,7 @@ def go(
     def asked(number: int, names: Sequence[str]) -> None:
         """On disk before any client draws noise: a crash may count a round too many, never one too few."""
         with (folder.path / ASKED).open("a") as file:
-            file.write(json.dumps({"round": number, "clients": list(names)}) + "\n")
+            file.write(json.dumps({"round": number, "clients": terms(server, names)}) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -204,13 +220,22 @@ def go(
     return FederatedRun(history, statement, federation, folder.path, stopped)
 
 
+def terms(server: Server, names: Sequence[str]) -> dict[str, str]:
+    """What a round costs each of these clients, in words: the same for the same cost."""
+    mean = server.strategy.aggregate
+    shared = f", for whole clients noise {mean.account.noise_multiplier!r}" if isinstance(mean, PrivateMean) else ""
+    return {name: server.members[name].terms + shared for name in names if name in server.members}
+
+
 def _write(config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record]) -> Statement:
     server = federation.server
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
     folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
     private = config.insecure_noise_seed is None
     total = _worst_total(config, federation)
-    notes = () if federation.clients else (ELSEWHERE,)
+    notes = [] if federation.clients else [ELSEWHERE]
+    if federation.clients and is_own(config.data):
+        notes.append(COUNTED)
     statement = federated_statement(config, server, private, federation.public, total, notes)
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())

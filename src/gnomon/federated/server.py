@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,21 @@ class Member:
     weight: float
     account: Account
     reach: Reach
+    affordable: float = math.inf
+    """How many steps its target epsilon pays for."""
 
     def __post_init__(self) -> None:
         validate.positive("weight", self.weight)
+
+    @property
+    def spent(self) -> bool:
+        """Whether one more round would cost more than the target."""
+        return self.account.steps + self.reach.steps > self.affordable
+
+    @property
+    def terms(self) -> str:
+        """What a round costs: the same words for the same cost."""
+        return f"{self.reach.steps} steps, {self.account.sampler!r}, noise {self.account.noise_multiplier!r}"
 
 
 @dataclass
@@ -76,8 +89,8 @@ class Server:
     """Holds the global model. `begin` a round, let it `accept` or `refuse` each client's answer, `end` the round.
 
     Who takes part and the subspace of a round come from a public seed, so that a round can be repeated after a crash.
-    Each client's account is charged when it is asked, whether its answer comes or not. Being picked is no secret, so
-    no amplification is claimed for it.
+    Each client's account is charged when it is asked, whether its answer comes or not; one whose target epsilon cannot
+    pay for the round is not asked. Being picked is no secret, so no amplification is claimed for it.
 
     >>> from gnomon.accounting import Poisson
     >>> from gnomon.federated import fedavg
@@ -140,8 +153,12 @@ class Server:
         self._accepted, self._refused, self._up = {}, {}, 0
         for name in self.chosen(self.round):
             member = self.members[name]
+            if member.spent:
+                self.refuse(name, "budget")
+                continue
             member.account.charge(member.reach.steps)
-            self._open[name] = Parcel(self.round, common.arrays | self._public_for(name), dict(common.numbers))
+            answered = {"answered": self.memory.numbers.get(f"answered|{name}", 0.0)}
+            self._open[name] = Parcel(self.round, common.arrays | self._public_for(name), common.numbers | answered)
         return dict(self._open)
 
     def accept(self, name: str, reply: Parcel) -> None:
@@ -178,8 +195,11 @@ class Server:
             self._up,
         )
         self.memory.numbers["round"] = self.round
+        for name in self._refused:  # it may have lost them
+            self.memory.numbers.pop(f"knows public|{name}", None)
         for name in self._accepted:
             self.memory.numbers[f"knows public|{name}"] = 1.0
+            self.memory.numbers[f"answered|{name}"] = self.memory.numbers.get(f"answered|{name}", 0.0) + 1
         self._open, self._basis = {}, None
         return ended
 
@@ -216,7 +236,7 @@ class Server:
         return parcel
 
     def _public_for(self, name: str) -> dict[str, Arrays]:
-        """The public records, until a client's first accepted answer shows that it has them."""
+        """The public records, unless the client's last answer shows that it has them."""
         if self.strategy.public is None or f"knows public|{name}" in self.memory.numbers:
             return {}
         loader = Loader(self.strategy.public, "public")

@@ -52,6 +52,38 @@ def _column(name: str, records: Records, source: Source) -> list[Any]:
     return records.inputs.flatten(1)[:, int(name)].tolist()
 
 
+def declared(config: FederateConfig, source: Source) -> Source:
+    """The source with the number of classes that the settings declare, if they do.
+
+    >>> from gnomon.data import load
+    >>> declared(FederateConfig(classes=9), load("digits"))
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: classes = 9 is not allowed: give 10, the number of classes of digits
+    """
+    if config.classes is None or config.classes == source.classes:
+        return dataclasses.replace(source, counted=source.counted and config.classes is None)
+    if not source.counted or config.classes < source.classes:
+        least = "at least " if source.counted else ""
+        raise SettingError(
+            "classes", config.classes, f"{least}{source.classes}, the number of classes of {source.name}"
+        )
+    return dataclasses.replace(source, classes=config.classes, counted=False)
+
+
+def refuse_unused(config: FederateConfig) -> None:
+    """Refuses settings of training that rounds have no use for, in a file for example.
+
+    >>> refuse_unused(FederateConfig(optimizer="adam"))
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: optimizer = 'adam' is not allowed: give 'sgd': rounds have no use for it
+    """
+    usual = FederateConfig()
+    for name in sorted(NOT_FEDERATED):
+        value, default = getattr(config, name), getattr(usual, name)
+        if value != default:
+            raise SettingError(name.replace("_", "-"), value, f"{default!r}: rounds have no use for it")
+
+
 def local_config(config: FederateConfig, method: str) -> TrainConfig:
     """The settings of a client's own training, with its local method by name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,18 +12,19 @@ import torch
 from torch.optim import SGD
 
 from gnomon import accounting
-from gnomon.accounting import Account, FullBatch, Poisson
+from gnomon.accounting import Account, FullBatch, Poisson, Sampling
 from gnomon.building import build_method, build_model, records
-from gnomon.data import Records, Source, load
+from gnomon.data import Loader, Records, Source, load
 from gnomon.data.sampling import shuffle
 from gnomon.federated.aggregates import Aggregate, Mean, QFair
 from gnomon.federated.client import Client
+from gnomon.federated.contrastive import refuse_shallow
 from gnomon.federated.memory import Memory
 from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.reach import Reach
 from gnomon.federated.server import Member, Server, chosen
-from gnomon.federated.settings import local_config, partition
+from gnomon.federated.settings import declared, local_config, partition, refuse_unused
 from gnomon.federated.strategies import Strategy
 from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
 from gnomon.federated_config import FederateConfig
@@ -60,6 +62,7 @@ def build_strategy(config: FederateConfig, public: Records) -> Strategy:
     >>> build_strategy(FederateConfig(method="fedprox", mu=0.5), load("digits").train[:0]).pieces
     (Prox(mu=0.5),)
     """
+    refuse_unused(config)
     name = config.method
     method = build_method(local_config(config, LOCAL.get(name, "dp-sgd")), public)
     losses = Losses(config.loss_noise)
@@ -81,11 +84,13 @@ def build_strategy(config: FederateConfig, public: Records) -> Strategy:
     if config.unit == "client":
         aggregate = private_mean(config)
     elif name == "q-ffl":
-        aggregate = QFair(config.q, 1 / positive("lr", config.lr))
+        aggregate = QFair(config.q, 1 / positive("lr", config.lr), config.server_lr)
     space = None
     if name == "pfa":
         rank = 100 if config.rank is None else config.rank
         space = PublicEigenspace(public, rank, config.scope == "per-tensor", batch=config.public_batch)
+    for piece in pieces.get(name, ()):
+        piece.suits(positive("lr", config.lr), config.momentum)
     return Strategy(name, method, upload, aggregate, pieces.get(name, ()), space)
 
 
@@ -95,16 +100,19 @@ def private_mean(config: FederateConfig) -> PrivateMean:
     >>> private_mean(FederateConfig(unit="client", noise_multiplier=5.0)).account.sampler.name
     'full batch'
     """
-    sigma = config.noise_multiplier
+    sigma, accountant = config.noise_multiplier, config.accountant
+    if config.adjacency not in (None, "zero-out"):
+        raise SettingError("adjacency", config.adjacency, "none for unit client: a client that is left out counts as 0")
+    if sigma is not None and config.target_epsilon is not None:
+        raise SettingError("target-epsilon", config.target_epsilon, "none beside a noise-multiplier for unit client")
     if sigma is None:
         target = 1.0 if config.target_epsilon is None else config.target_epsilon
-        sigma = accounting.noise_multiplier(
-            target_epsilon=target, delta=config.target_delta, sampler=FullBatch(), steps=config.rounds
-        )
+        sigma = _noise(target, config.target_delta, FullBatch(), config.rounds, accountant, "zero-out")
     asked = max(1, round(config.participation * config.clients))
     seed = config.insecure_noise_seed
     noise = SecureNoise() if seed is None else SeededNoise(1009 * seed)
-    return PrivateMean(config.client_clip, Account(FullBatch(), sigma, "zero-out"), asked, config.server_lr, noise)
+    account = Account(FullBatch(), sigma, "zero-out", accountant)  # type: ignore[arg-type]
+    return PrivateMean(config.client_clip, account, asked, config.server_lr, noise)
 
 
 def names(config: FederateConfig) -> list[str]:
@@ -131,10 +139,17 @@ def participations(config: FederateConfig, clients: Iterable[str], after: int = 
 
 
 @functools.cache
-def _noise(target: float, delta: float, rate: float, steps: int, accountant: Any) -> float:
+def _noise(target: float, delta: float, sampler: Sampling, steps: int, accountant: Any, adjacency: str | None) -> float:
     return accounting.noise_multiplier(
-        target_epsilon=target, delta=delta, sample_rate=rate, steps=steps, accountant=accountant
+        target_epsilon=target, delta=delta, sampler=sampler, steps=steps, accountant=accountant, adjacency=adjacency
     )
+
+
+@functools.cache
+def _affordable(
+    target: float, delta: float, sampler: Sampling, sigma: float, accountant: Any, adjacency: str | None
+) -> int:
+    return Account(sampler, sigma, adjacency, accountant).affordable(target, delta)
 
 
 def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -> Member:
@@ -148,9 +163,16 @@ def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -
     rate = batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate)
     steps = whole("steps-per-round", config.steps_per_round)
     sigma = 0.0 if config.unit == "client" else config.noise_multiplier
+    target, affordable = config.target_epsilon, math.inf
+    how = config.accountant, config.adjacency
     if sigma is None:
-        target = 1.0 if config.target_epsilon is None else config.target_epsilon
-        sigma = _noise(target, config.target_delta, rate, max(1, rounds) * steps, config.accountant)
+        goal = 1.0 if target is None else target
+        sigma = _noise(goal, config.target_delta, Poisson(rate), max(1, rounds) * steps, *how)
+    elif target is not None and config.unit == "record":
+        affordable = _affordable(positive("target-epsilon", target), config.target_delta, Poisson(rate), sigma, *how)
+        if affordable < steps:
+            allowed = f"more, or a noise-multiplier above {sigma:g}: one round already costs more"
+            raise SettingError("target-epsilon", target, allowed)
     reach = Reach(
         strategy.bound(config.max_grad_norm),
         sigma,
@@ -161,7 +183,7 @@ def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -
         strategy.stretch,
     )
     account = Account(Poisson(rate), sigma, config.adjacency, config.accountant)  # type: ignore[arg-type]
-    return Member(float(size) if config.client_weights == "size" else 1.0, account, reach)
+    return Member(float(size) if config.client_weights == "size" else 1.0, account, reach, affordable)
 
 
 def build_server(config: FederateConfig, source: Source, public: Records, sizes: Mapping[str, int]) -> Server:
@@ -174,6 +196,8 @@ def build_server(config: FederateConfig, source: Source, public: Records, sizes:
     """
     strategy = build_strategy(config, public)
     model = build_model(local_config(config, "dp-sgd"), source, public)
+    if config.method == "moon":
+        refuse_shallow(model)
     counts = participations(config, sizes)
     return Server(
         model,
@@ -223,12 +247,14 @@ def build_client(
         sampler=about.account.sampler,
         expected_batch_size=about.reach.expected_batch_size,
         noise_multiplier=about.account.noise_multiplier,
+        target_epsilon=None if math.isinf(about.affordable) else config.target_epsilon,
         target_delta=config.target_delta,
         steps=planned * about.reach.steps,
         accountant=config.accountant,  # type: ignore[arg-type]
         adjacency=config.adjacency,
         max_physical_batch_size=config.max_physical_batch_size,
         noise=SecureNoise() if seed is None else SeededNoise(1009 * seed + number + 1),
+        notes=_notes(strategy),
         ledger=None if whole_client else ledger,
         dataset=dataset,
         label=label,
@@ -241,6 +267,14 @@ def build_client(
         each_round = Spending(ledger, as_records(config), planned, dataset=dataset, label=label)
     steps, bound = about.reach.steps, config.max_grad_norm
     return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, memory=memory, each_round=each_round)
+
+
+def _notes(strategy: Strategy) -> list[str]:
+    """What a client's own statement says of public records that its Trainer does not see."""
+    if strategy.public is None or strategy.method.public is not None:
+        return []
+    count = len(Loader(strategy.public, "public"))
+    return [f"{count} records were used as public for uploads and are NOT protected."]
 
 
 def as_records(config: FederateConfig) -> Account:
@@ -270,7 +304,7 @@ def build(
     >>> [len(client.data) for client in federation.clients.values()]
     [479, 479, 479]
     """
-    source = load(config.data, config.data_dir)
+    source = declared(config, load(config.data, config.data_dir))
     name = "pcdp" if config.method in PUBLIC else "dp-sgd"
     split = records(local_config(config, name), source)
     parts = partition(config, split.private, source).split(split.private.targets, config.clients, config.split_seed)

@@ -19,13 +19,16 @@ from gnomon.federated.entries import LEDGER, by_rounds, token
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import Refused
+from gnomon.federated.settings import declared
 from gnomon.federated.setup import PUBLIC, build_client, build_strategy, member, participations
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Head, LedgerError, default_path
 from gnomon.run_folder import write_whole
+from gnomon.runs import plain
 from gnomon.validate import SettingError, whole
 
 MEMORY, PUBLIC_FILE, LOCK = "memory.safetensors", "public.safetensors", "lock"
+UNPROTECTED = "unprotected.jsonl"
 SITES = "a list of sites: 'name: number of records', or 'name: {records: N, node: ID}'"
 
 
@@ -51,9 +54,6 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
     listed = values.pop("sites", None)
     if not isinstance(listed, dict) or not listed:
         raise SettingError("sites", listed, SITES)
-    seeded = values.get("insecure-noise-seed", values.get("insecure_noise_seed"))
-    if seeded is not None:
-        raise SettingError("insecure-noise-seed", seeded, "nothing: a site's noise is never seeded")
     sites = {}
     for name, about in listed.items():
         fields = about if isinstance(about, dict) else {"records": about}
@@ -61,7 +61,10 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
             raise SettingError(f"sites.{name}", about, SITES)
         node = fields.get("node")
         sites[str(name)] = Site(whole(f"sites.{name}", fields.get("records")), None if node is None else int(node))
-    return FederateConfig.from_dict(values | {"clients": len(sites)}), sites
+    config = FederateConfig.from_dict(values | {"clients": len(sites)})
+    if config.insecure_noise_seed is not None:
+        raise SettingError("insecure-noise-seed", config.insecure_noise_seed, "nothing: a site's noise is never seeded")
+    return config, sites
 
 
 class SiteFolder:
@@ -96,10 +99,12 @@ class SiteFolder:
             self._write({"token": token(), "head": None})
         return f"{text} ({self._kept()['token']})"
 
-    def take_up(self, client: Client) -> None:
+    def take_up(self, client: Client, answered: int) -> None:
         """Go on with the run that an earlier round entered: what it has paid for counts as taken.
 
-        A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced.
+        A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced. Rounds
+        that the server has had answers to and this run has not paid for, because folder and ledger both come from a
+        backup, are paid for now.
         """
         spending, head = client.spending, self._kept()["head"]
         if spending.ledger is None:
@@ -116,11 +121,18 @@ class SiteFolder:
             spent = spending.resume(found[-1].id, client.data)
             if spent:
                 client.trainer.account.charge(spent if client.each_round is None else spent * client.steps)
+        client.make_up(answered)
 
     def remember(self, client: Client) -> None:
         """Keep what must outlive the round, and how far the ledger reached."""
         write_whole(self.path / MEMORY, client.memory.to_bytes())
         self._write(self._kept() | {"head": str(client.spending.head())})
+
+    def note(self, number: int, client: Client) -> None:
+        """Diagnostics of a round's steps, for the site's own eyes."""
+        with (self.path / UNPROTECTED).open("a") as file:
+            for step in client.unprotected:
+                file.write(json.dumps({"round": number, **plain(step)}) + "\n")
 
     def _kept(self) -> dict[str, Any]:
         return dict(json.loads((self.path / LEDGER).read_text()))
@@ -164,7 +176,12 @@ def answer(
         raise SettingError("name", name, f"one of the sites {', '.join(sites)}")
     folder = SiteFolder(state)
     with folder.alone():
-        source = load(data)
+        source = declared(config, load(data))
+        if source.counted:
+            allowed = (
+                "the number of classes in the agreed file, or in an array `classes` of the data: a site's own labels"
+            )
+            raise SettingError("classes", None, f"{allowed} must not decide it")
         public = folder.public(parcel) if config.method in PUBLIC else source.train[:0]
         strategy = build_strategy(config, public)
         rounds = participations(config, sites)[name]
@@ -176,9 +193,10 @@ def answer(
                 rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
                 label=folder.label(f"{config.method}, {name}"),
             )  # fmt: skip
-            folder.take_up(client)
+            folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), config.rounds)))
             reply = client.train(parcel)
             folder.remember(client)
+            folder.note(parcel.round, client)
             write_whole(state / "statement.txt", client.statement().text().encode())
         finally:
             book.shut()

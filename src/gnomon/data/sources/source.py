@@ -30,3 +30,5 @@ class Source:
     description: str
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Where the named columns of a table stand among the inputs."""
+    counted: bool = False
+    """Whether the number of classes was read off the labels, which makes the largest one public."""

@@ -36,9 +36,14 @@ class Controls(Piece):
     def sends(self, memory: Memory, weights: Mapping[str, Tensor]) -> Parcel:
         return Parcel(0, {"control": memory.arrays.setdefault("control", _zeros(weights))})
 
+    def suits(self, lr: float, momentum: float) -> None:
+        if momentum:
+            raise validate.SettingError("momentum", momentum, "0: SCAFFOLD needs SGD without momentum")
+
     def before(self, method: Method, turn: Turn) -> Method:
-        if not isinstance(turn.optimizer, SGD) or turn.optimizer.param_groups[0]["momentum"]:
+        if not isinstance(turn.optimizer, SGD):
             raise validate.SettingError("optimizer", type(turn.optimizer).__name__, "SGD without momentum to SCAFFOLD")
+        self.suits(turn.lr, turn.optimizer.param_groups[0]["momentum"])
         own = turn.memory.arrays.setdefault("control", _zeros(turn.start))
         shift = {name: value - own[name] for name, value in turn.parcel.arrays["control"].items()}
         return with_term(method, Shift(shift, "control variates"))

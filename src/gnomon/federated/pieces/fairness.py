@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gnomon import validate
 from gnomon.clipping import Fair, UpdateAndLoss
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
@@ -73,6 +74,9 @@ class FairClip(Piece):
     most: float = 2.0
     name = "fair clipping"
 
+    def __post_init__(self) -> None:
+        _check_factor(self.strength, self.most)
+
     def before(self, method: Method, turn: Turn) -> Method:
         rule = Fair(self.strength, turn.parcel.numbers.get("loss"), self.most, method.clip)
         return dataclasses.replace(method, clip=rule)
@@ -92,6 +96,9 @@ class FairPace(Piece):
     most: float = 2.0
     name = "fair pace"
 
+    def __post_init__(self) -> None:
+        _check_factor(self.strength, self.most)
+
     @property
     def stretch(self) -> float:  # type: ignore[override]
         return self.most
@@ -101,3 +108,9 @@ class FairPace(Piece):
         if own is not None and mean is not None:
             turn.pace = min(self.most, max(0.0, 1 + self.strength * (own - mean)))
         return method
+
+
+def _check_factor(strength: float, most: float) -> None:
+    validate.non_negative("fair", strength)
+    if not most >= 1:
+        raise validate.SettingError("fair-most", most, "1 or above: an average loss has the factor 1")

@@ -60,6 +60,9 @@ class Piece:
     stretch = 1.0
     """By how much it can lengthen an honest local step."""
 
+    def suits(self, lr: float, momentum: float) -> None:
+        """Refuses local steps that it cannot go along with."""
+
     def bound(self, bound: float) -> float:
         """The bound of everything that one record moves, if the update's own is `bound`."""
         return bound

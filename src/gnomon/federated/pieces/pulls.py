@@ -24,8 +24,14 @@ class Prox(Piece):
     mu: float = 0.01
     name = "proximal"
 
+    def __post_init__(self) -> None:
+        validate.non_negative("mu", self.mu)
+
+    def suits(self, lr: float, momentum: float) -> None:
+        _refuse_overshoot(self.mu, lr)
+
     def before(self, method: Method, turn: Turn) -> Method:
-        _refuse_overshoot(self.mu, turn)
+        self.suits(turn.lr, 0.0)
         return with_term(method, Proximal(self.mu, turn.start))
 
 
@@ -41,14 +47,21 @@ class Blur(Piece):
     limit: float = 1.0
     name = "bounded update"
 
+    def __post_init__(self) -> None:
+        validate.non_negative("mu", self.mu)
+        validate.positive("update-limit", self.limit)
+
+    def suits(self, lr: float, momentum: float) -> None:
+        _refuse_overshoot(self.mu, lr)
+
     def before(self, method: Method, turn: Turn) -> Method:
-        _refuse_overshoot(self.mu, turn)
+        self.suits(turn.lr, 0.0)
         return with_term(method, Beyond(self.mu, turn.start, self.limit))
 
 
-def _refuse_overshoot(mu: float, turn: Turn) -> None:
-    if mu * turn.lr > 1:
-        allowed = f"at most 1 / lr = {1 / turn.lr:g}: a stronger pull throws the weights past the server's"
+def _refuse_overshoot(mu: float, lr: float) -> None:
+    if mu * lr > 1:
+        allowed = f"at most 1 / lr = {1 / lr:g}: a stronger pull throws the weights past the server's"
         raise validate.SettingError("mu", mu, allowed)
 
 
