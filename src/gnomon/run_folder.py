@@ -11,8 +11,12 @@ from gnomon.validate import SettingError
 
 FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
-    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "report.html",
+    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "public-only.json", "report.html",
 )  # fmt: skip
+"""What a run, a look inside it, an audit or a report leaves."""
+
+FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": ("*.png", "*.svg")}
+"""The same in folders: their names, and the files in them that are ours."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -59,8 +63,7 @@ class RunFolder:
             raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
-                old.unlink(missing_ok=True)
+            _clear(path)
         except OSError as error:
             raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
 
@@ -86,6 +89,18 @@ class RunFolder:
                 self.write("metrics.jsonl", "".join(json.dumps(one) + "\n" for one in found).encode())
                 break
         return found
+
+
+def _clear(path: Path) -> None:
+    """Take away what an earlier run left; files of somebody else stay."""
+    for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
+        old.unlink(missing_ok=True)
+    for name, patterns in FOLDERS.items():
+        folder = path / name
+        for old in [one for pattern in patterns for one in folder.glob(pattern)]:
+            old.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _sync(folder: Path) -> None:
