@@ -55,7 +55,7 @@ SIZES = {
 def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     monkeypatch.setattr("gnomon.reproduce.run.calibrated", lambda target, *rest: 2 / target)  # the true one takes long
     experiment = read_experiment(name)
-    for line, value in experiment.chosen([]):
+    for line, value in experiment.chosen():
         for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
             assert cell.config.private == SIZES.get(name, 10_000)
             assert line.method == "public-only" or cell.config.noise_multiplier > 0 or line.name == "SGD"
@@ -63,13 +63,13 @@ def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     assert not {value for line in experiment.lines for value in line.at} - set(experiment.values)
     short = experiment.shortened()
     assert _work(short) <= _work(experiment) / 3
-    for line, value in short.chosen([]):
+    for line, value in short.chosen():
         cells_of(short, line, value)
 
 
 def _work(experiment):
     """Steps of all runs."""
-    runs = {cell.key: cell for line, value in experiment.chosen([]) for cell in cells_of(experiment, line, value)}
+    runs = {cell.key: cell for line, value in experiment.chosen() for cell in cells_of(experiment, line, value)}
     return sum(cell.config.epochs * cell.config.private for cell in runs.values())
 
 
@@ -162,14 +162,14 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
 
 def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, capsys):
     experiment, out = toy(tmp_path), tmp_path / "out"
-    one = dataclasses.replace(experiment, seeds=1)
-    reproduce(one, out, cells=["PCDP@20"], progress=False, say=lambda text: None)
+    reproduce(experiment, out, cells=["PCDP@20"], seeds=1, progress=False, say=lambda text: None)
     full = reproduce(experiment, out, cells=["DP-SGD@20"], progress=False, say=lambda text: None)
     monkeypatch.setattr(compare, "run_cell", lambda cell: pytest.fail("nothing is to be run"))
     monkeypatch.setattr("gnomon.reproduce.run.load", lambda *args: pytest.fail("no data are to be read"))
     rows = reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
     assert [(row.line, row.value, row.seeds) for row in rows] == [("DP-SGD", 20.0, 2), ("PCDP", 20.0, 1)]
-    assert rows[0] == full[0]
+    assert rows == full  # what was run before stays in the table
+    assert json.loads((out / "toy/reproduction.json").read_text())["command"].endswith("--cells DP-SGD@20,PCDP@20")
     text = (out / "toy/result.md").read_text()
     assert "2 of 6 cells run, 1 to 2 seeds each where 2 are planned." in text
     assert re.search(r"\| PCDP \| \*\*[\d.]+\*\* \[1\] \|", text)
@@ -187,6 +187,20 @@ def test_short_runs_say_so_and_stay_apart(tmp_path):
         toy(tmp_path).shortened(), tmp_path / "out", cells=["DP-SGD*"], progress=False, say=lambda text: None
     )
     assert [row.seeds for row in rows] == [1]
+    flags = [
+        "--fast",
+        "--cells",
+        "DP-SGD@5",
+        "--seeds",
+        "2",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
+    assert main(["reproduce", str(tmp_path / "toy.yaml"), *flags]) == 0
+    assert "1 of 3 cells run, 2 seeds each." in (tmp_path / "out/toy-fast/result.md").read_text()
     assert "SHORT RUNS (--fast: epochs 0.5)" in (tmp_path / "out/toy-fast/result.md").read_text()
     assert not (tmp_path / "out/toy").exists()
 

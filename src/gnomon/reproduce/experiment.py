@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -98,7 +98,7 @@ class Experiment:
         whatever = self.axis != "public"
         labels = {
             "public-only" if line.method == "public-only" and whatever else (line.label(self.axis, value), value)
-            for line, value in self.chosen([])
+            for line, value in self.chosen()
         }
         return self.seeds * len(labels)
 
@@ -143,7 +143,7 @@ class Experiment:
             is_fast=True,
         )
 
-    def chosen(self, patterns: list[str]) -> list[tuple[Line, float]]:
+    def chosen(self, patterns: Sequence[str] = ()) -> list[tuple[Line, float]]:
         """The cells whose name, LINE@VALUE, matches one of the patterns; all without patterns.
 
         >>> from gnomon.reproduce.files import read_experiment
