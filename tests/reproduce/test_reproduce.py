@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import re
+import shlex
 
 import pytest
 import yaml
@@ -16,7 +17,8 @@ from gnomon.cli import main
 from gnomon.report import report
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
-from gnomon.reproduce.run import as_coded, cells_of
+from gnomon.reproduce.result import Row
+from gnomon.reproduce.run import as_coded, cells_of, command
 from gnomon.store import Store
 from gnomon.validate import SettingError
 
@@ -249,6 +251,38 @@ def test_an_axis_of_budgets_finds_its_noise(tmp_path):
 def test_what_is_wrong_in_a_file_is_named(tmp_path, change, named):
     with pytest.raises(SettingError, match=named):
         toy(tmp_path, **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("DP-SGD@6,PCDP-SGD, one subspace@22", ["DP-SGD@6", "PCDP-SGD, one subspace@22"]),
+        ("PDP-SGD, k = 100@*,RSDP*", ["PDP-SGD, k = 100@*", "RSDP*"]),
+        ("public records*,DP-SGD@6", ["public records*", "DP-SGD@6"]),
+        ("PDP-SGD*, k = 100@6", ["PDP-SGD*, k = 100@6"]),
+        ("DP-SGD@6, DP-SGD@10,", ["DP-SGD@6", "DP-SGD@10"]),
+        ("DP-SGD@6,PCDP-SGD, two@22,nobody", ["DP-SGD@6", "PCDP-SGD, two@22", "nobody"]),
+        ("", []),
+    ],
+)
+def test_names_of_cells_may_have_commas(text, found):
+    assert read_experiment("pcdp-table2").patterns(text) == found
+
+
+def test_a_pattern_that_matches_nothing_is_named():
+    table = read_experiment("pcdp-table2")
+    with pytest.raises(SettingError, match="PCDP-SGD, two@22"):
+        table.chosen(["DP-SGD@6", "PCDP-SGD, two@22"])
+
+
+@pytest.mark.parametrize("name", available())
+def test_the_command_that_is_kept_names_the_rows(name):
+    experiment = read_experiment(name)
+    some = experiment.chosen()[::2]
+    rows = [Row(line.name, value, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for line, value in some]
+    _, _, text = command(experiment, rows).partition(" --cells ")
+    patterns = experiment.patterns(*shlex.split(text)) if text else []
+    assert experiment.chosen(patterns) == some
 
 
 def test_the_command_lists_runs_and_names_mistakes(tmp_path, capsys):

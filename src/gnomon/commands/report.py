@@ -142,11 +142,10 @@ def _reproduce(args: argparse.Namespace) -> int:
     if args.data_dir is not None:
         experiment = dataclasses.replace(experiment, settings=experiment.settings | {"data-dir": args.data_dir})
     workers = args.workers if args.workers is not None else os.cpu_count() or 1
-    cells = [one for one in args.cells.split(",") if one]
     reproduce(
         experiment,
         args.out,
-        cells=cells,
+        cells=experiment.patterns(args.cells),
         seeds=args.seeds,
         only_done=args.only_done,
         workers=workers,

@@ -151,14 +151,47 @@ class Experiment:
         >>> [(line.name, value) for line, value in pcdp.chosen(["DP-SGD@6", "DP-SGD@10"])]
         [('DP-SGD', 6.0), ('DP-SGD', 10.0)]
         """
-        every = [(line, value) for line in self.lines for value in self.values]
-        if not patterns:
-            return every
-        names = {(line.name, value): f"{line.name}@{value:g}" for line, value in every}
-        found = [one for one in every if any(fnmatchcase(names[one[0].name, one[1]], p) for p in patterns)]
-        if not found:
-            raise SettingError("cells", ",".join(patterns), f"names such as {', '.join(list(names.values())[:3])}")
-        return found
+        every = {self._name(line, value): (line, value) for line in self.lines for value in self.values}
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in every):
+                raise SettingError("cells", pattern, f"names such as {', '.join(list(every)[:3])}")
+        return [one for name, one in every.items() if not patterns or any(fnmatchcase(name, p) for p in patterns)]
+
+    def patterns(self, text: str) -> list[str]:
+        """Patterns in a list, where names of lines may have commas of their own.
+
+        A comma ends a pattern if all patterns then match something. Where no reading does that, it ends one after @.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("pcdp-table2").patterns("public*,PDP-SGD, k = 100@6,DP-SGD@*")
+        ['public*', 'PDP-SGD, k = 100@6', 'DP-SGD@*']
+        """
+        names = [self._name(line, value) for line in self.lines for value in self.values]
+        parts = [part for part in text.split(",") if part.strip()]
+        read: list[list[str] | None] = [[]]  # how to read the last n parts, if there is a way
+        for start in reversed(range(len(parts))):
+            ways = []
+            for end in range(start + 1, len(parts) + 1):
+                first, rest = ",".join(parts[start:end]).strip(), read[len(parts) - end]
+                if rest is not None and any(fnmatchcase(name, first) for name in names):
+                    ways.append([first, *rest])
+            read.append(ways[0] if ways else None)
+        return _after_values(parts) if read[-1] is None else read[-1]
+
+    @staticmethod
+    def _name(line: Line, value: float) -> str:
+        return f"{line.name}@{value:g}"
+
+
+def _after_values(parts: Sequence[str]) -> list[str]:
+    """Patterns that end where a part has a value."""
+    found, begun = [], ""
+    for part in parts:
+        begun = f"{begun},{part}" if begun else part
+        if "@" in part:
+            found.append(begun.strip())
+            begun = ""
+    return found + ([begun.strip()] if begun else [])
 
 
 def restored(values: Mapping[str, Any]) -> Experiment:
