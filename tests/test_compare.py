@@ -40,6 +40,22 @@ def test_finished_cells_are_kept_and_the_rest_goes_on(tmp_path, monkeypatch):
     assert every[:2] == first
 
 
+@pytest.mark.parametrize(
+    "content",
+    ['{"accuracy": 0.5, "hist', "", "[]", "{}", '{"accuracy": 1, "history": {"epoch": [1], "loss": []}}', "\xff"],
+)
+def test_a_damaged_cell_is_named_and_run_again(tmp_path, content):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0, 8.0], 1)
+    first = compare.run(cells, tmp_path, progress=False)
+    path = tmp_path / "cells" / f"{cells[0].key}.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
+        assert compare.done(cells, tmp_path) == first[1:]
+    with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
+        again = compare.run(cells, tmp_path, progress=False)
+    assert [one["accuracy"] for one in again] == [one["accuracy"] for one in first]
+
+
 def test_a_cell_s_name_changes_with_its_settings():
     keys = {cell.key for cell in compare.grid(SMALL, ["dp-sgd", "pcdp", "pcdp:rank=5"], [1.0, 2.0], 2)}
     assert len(keys) == 12

@@ -87,7 +87,8 @@ def kept_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, dict[str, Any]
     []
     """
     store = Store(folder)
-    return [(cell, store.read(cell.key) | {"label": cell.label}) for cell in cells if cell.key in store]
+    found = [(cell, store.find(cell.key)) for cell in cells]
+    return [(cell, result | {"label": cell.label}) for cell, result in found if result is not None]
 
 
 def _results(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.run_folder import write_whole
 from gnomon.validate import SettingError
 
 DIGITS = 4
@@ -35,11 +37,28 @@ class Store:
         self.folder = folder / "cells"
 
     def __contains__(self, key: str) -> bool:
-        return self._path(key).exists()
+        return self.find(key) is not None
 
     def read(self, key: str) -> dict[str, Any]:
         """A finished cell."""
-        return unpacked(json.loads(self._path(key).read_text()))
+        found = self.find(key)
+        if found is None:
+            raise SettingError("cell", str(self._path(key)), "a file with a finished cell")
+        return found
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """A finished cell, or nothing. A damaged file is as good as none, and is named."""
+        path = self._path(key)
+        try:
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict) or "accuracy" not in found:
+                raise ValueError("no result in it")
+            return unpacked(found)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, IndexError) as error:
+            warnings.warn(f"{path} cannot be read and counts as not run ({error})", stacklevel=2)
+            return None
 
     def open(self) -> None:
         """Make the folder, or say why it cannot be."""
@@ -53,9 +72,7 @@ class Store:
     def write(self, key: str, result: dict[str, Any]) -> None:
         """Keep a cell; a reader finds all of it or nothing."""
         self.open()
-        partial = self.folder / f".{key}.partial"
-        partial.write_text(json.dumps(packed(result), separators=(",", ":")) + "\n")
-        partial.replace(self._path(key))
+        write_whole(self._path(key), (json.dumps(packed(result), separators=(",", ":")) + "\n").encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
