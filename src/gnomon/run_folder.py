@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": ("*.png"
 """The same in folders: their names, and the files in them that are ours."""
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
     """Replace a file by a complete new one. A failure or a kill leaves the one that was there.
+
+    `shared` says that other processes may write the same file at the same time; the last one wins.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -28,7 +31,8 @@ def write_whole(path: Path, content: bytes) -> None:
     ...     (Path(place) / "note.txt").read_text()
     'hello'
     """
-    partial = path.with_name(f".{path.name}.partial")
+    own = f".{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
+    partial = path.with_name(f".{path.name}{own}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -72,7 +72,8 @@ class Store:
     def write(self, key: str, result: dict[str, Any]) -> None:
         """Keep a cell; a reader finds all of it or nothing."""
         self.open()
-        write_whole(self._path(key), (json.dumps(packed(result), separators=(",", ":")) + "\n").encode())
+        text = json.dumps(packed(result), separators=(",", ":")) + "\n"
+        write_whole(self._path(key), text.encode(), shared=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gnomon import compare
+from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.diagnose import Looks
 from gnomon.report import report
@@ -98,7 +99,7 @@ def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
 
 def test_a_name_that_no_look_finds_is_refused(tmp_path):
     (cell,) = compare.grid(TrainConfig(epochs=1.0), ["dp-sgd"], [2.0], 1, Looks(keep=("unprotected/spectra",)))
-    with pytest.raises(SettingError, match="unprotected/spectrum"):
+    with pytest.raises(CellsFailed, match="unprotected/spectrum"):
         compare.run([cell], tmp_path, progress=False)
 
 

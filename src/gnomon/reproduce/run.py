@@ -13,6 +13,7 @@ from typing import Any
 
 from gnomon import compare
 from gnomon.accounting import Shuffled, epsilon, noise_multiplier
+from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.data import load
 from gnomon.environment import environment
@@ -48,21 +49,34 @@ def reproduce(
     >>> [(row.line, row.value, row.seeds) for row in rows]
     [('DP-SGD', 5.0, 1)]
     """
-    chosen = experiment.chosen(cells)
+    chosen, failed = experiment.chosen(cells), None
     if not only_done:
         some = dataclasses.replace(experiment, seeds=experiment.seeds if seeds is None else whole("seeds", seeds))
         every = [cell for line, value in chosen for cell in cells_of(some, line, value)]
         load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
-        compare.run(every, out, workers=workers, progress=progress)
+        failed = _run(every, out, workers, progress)
     rows = done_rows(experiment, out, max(seeds or 0, experiment.seeds))
     if not rows:
+        if failed is not None:
+            raise failed
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
     write(experiment, rows, folder, _environment(folder) if only_done else environment())
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
+    if failed is not None:
+        raise failed
     return rows
+
+
+def _run(cells: Sequence[compare.Cell], out: Path, workers: int, progress: bool) -> CellsFailed | None:
+    """Run cells; what failed, if anything, to be raised when the table of the others is written."""
+    try:
+        compare.run(cells, out, workers=workers, progress=progress)
+    except CellsFailed as error:
+        return error
+    return None
 
 
 def done_rows(experiment: Experiment, out: Path, seeds: int | None = None) -> list[Row]:
