@@ -17,8 +17,10 @@ from gnomon.cli import main
 from gnomon.report import report
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
+from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row
 from gnomon.reproduce.run import as_coded, cells_of, command
+from gnomon.reproduce.series import Series
 from gnomon.store import Store
 from gnomon.validate import SettingError
 
@@ -225,6 +227,23 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden
+
+
+def test_one_seed_has_no_bar_and_no_band(tmp_path):
+    def shown(experiment, spread):
+        curve = [Series("", [1.0, 2.0], [50.0, 60.0], [] if spread is None else [spread, spread])]
+        rows = [Row("DP-SGD", value, None, None, 60.0, spread, 1, None, 1.0, None, 1.0, curve) for value in (5.0, 20.0)]
+        return pictures(experiment, rows)[0]
+
+    lines, curves = toy(tmp_path), toy(tmp_path, over="epoch")
+    assert not shown(lines, None).figure.axes[0].containers[0].has_yerr
+    assert "(lines, one seed)." in shown(lines, None).caption
+    assert shown(lines, 1.5).figure.axes[0].containers[0].has_yerr
+    assert "with bars of one standard deviation over seeds" in shown(lines, 1.5).caption
+    assert not shown(curves, None).figure.axes[0].collections
+    assert shown(curves, None).caption.endswith("One seed.")
+    assert shown(curves, 1.5).figure.axes[0].collections
+    assert shown(curves, 1.5).caption.endswith("with bands of one standard deviation over seeds.")
 
 
 def test_an_axis_of_budgets_finds_its_noise(tmp_path):

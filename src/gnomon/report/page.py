@@ -196,7 +196,7 @@ def _rows(rows: Sequence[ComparedRow]) -> Table:
             ("none" if row.noise_multiplier is None else f"{row.noise_multiplier:g}", row.noise_multiplier or 0.0),
             (f"{row.epsilon:.3f}", row.epsilon),
             (f"{100 * row.mean:.1f}", row.mean),
-            (f"{100 * row.deviation:.1f}" if row.seeds > 1 else "–", row.deviation),
+            ("–", "") if row.deviation is None else (f"{100 * row.deviation:.1f}", row.deviation),
             (str(row.seeds), row.seeds),
             (f"{row.seconds:.1f}", row.seconds),
         )

@@ -44,7 +44,7 @@ class ComparedRow:
     noise_multiplier: float | None
     epsilon: float
     mean: float
-    deviation: float
+    deviation: float | None
     seeds: int
     seconds: float
 
@@ -142,14 +142,14 @@ def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
 
 def _row(values: dict[str, Any], path: Path) -> ComparedRow:
     try:
-        level = values["noise_multiplier"]
+        level, spread, seeds = values["noise_multiplier"], values["deviation"], int(values["seeds"])
         return ComparedRow(
             values["method"],
             float(level) if level else None,
             float(values["epsilon"]),
             float(values["mean"]),
-            float(values["deviation"]),
-            int(values["seeds"]),
+            float(spread) if spread and seeds > 1 else None,
+            seeds,
             float(values["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend
+from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend, over_seeds
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 from gnomon.reproduce.series import Series
@@ -86,7 +86,8 @@ def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[
         ]
         head = title(experiment, rows, value)
         made.append(Panel(head, partial(draw, value), f"{head}: {', '.join(ends)}"))
-    return "Means over seeds, with bands of one standard deviation.", made
+    shown = over_seeds([row.measured_std for row in rows], "bands")
+    return ("One seed." if shown == "one seed" else f"Means over seeds, {shown}."), made
 
 
 def over_ranks(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[Panel]]:

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import INK, STYLE, Picture, blank, legend
+from gnomon.report.picture import INK, STYLE, Picture, bars, blank, legend, over_seeds
 from gnomon.reproduce.curves import MARKERS, curves, spoken, words
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
@@ -36,10 +36,10 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
         )
         at = [place[row.value] for row in mine]
         means = [row.measured or 0.0 for row in mine]
-        spread = [row.measured_std or 0.0 for row in mine]
+        lengths = bars([row.measured_std for row in mine])
         public = bool(mine) and mine[0].epsilon == 0
         shape = "" if public else MARKERS[number % len(MARKERS)]
-        axes.errorbar(at, means, spread, color=INK if public else colour, linestyle="--" if public else "-",
+        axes.errorbar(at, means, lengths, color=INK if public else colour, linestyle="--" if public else "-",
                       marker=shape, markersize=4, linewidth=1.3, capsize=2, label=name)  # fmt: skip
         told = [row for row in rows if row.line == name and row.published is not None]
         axes.plot([place[row.value] for row in told], [row.published or 0.0 for row in told], "x", color=colour)
@@ -52,7 +52,9 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else spoken(experiment.axis))
     axes.set_ylabel(words(experiment))
     legend(axes)
-    caption = f"{experiment.title}: measured (lines) and published (crosses)."
+    theirs = " and published (crosses)" if any(row.published is not None for row in rows) else ""
+    spread = over_seeds([row.measured_std for row in rows if row.measured is not None])
+    caption = f"{experiment.title}: measured (lines, {spread}){theirs}."
     return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, experiment.unprotected)
 
 
