@@ -18,7 +18,7 @@ from gnomon.report import report
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.result import Row
+from gnomon.reproduce.result import Row, markdown
 from gnomon.reproduce.run import as_coded, cells_of, command
 from gnomon.reproduce.series import Series
 from gnomon.store import Store
@@ -104,6 +104,23 @@ def test_fixed_blocks_cost_what_the_review_of_the_code_found():
     table = read_experiment("pcdp-table2")
     config = cells_of(table, table.lines[0], 22.0)[0].config
     assert as_coded(table, config) == pytest.approx(1.58, abs=0.01)
+
+
+def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(tmp_path):
+    figure, table = read_experiment("pdp-figure3-fashion"), read_experiment("pcdp-table3")
+    line = figure.lines[0]
+    found = [as_coded(figure, cells_of(figure, line, value)[0].config) for value in (2.0, 4.0, 6.0, 10.0, 14.0, 18.0)]
+    assert found == pytest.approx([37.62, 14.83, 8.94, 4.87, 3.30, 2.48], abs=0.006)
+    row = Row(line.name, 18.0, None, None, 70.0, None, 1, 0.23, 0.2, found[-1], 1.0)
+    assert "| epsilon if done as in the code of PDP-SGD: fixed blocks, means of 5 clipped | 2.4" in markdown(
+        figure, [row]
+    )
+    fashion = [name for name in available() if name.startswith("pdp") and read_experiment(name).base.data != "mnist"]
+    assert {read_experiment(name).micro_batch for name in fashion} == {5}
+    assert {read_experiment(name).micro_batch for name in available() if name not in fashion} == {1}
+    assert table.as_coded_words == "fixed blocks"
+    with pytest.raises(SettingError, match="as-coded"):
+        toy(tmp_path, **{"as-coded": "", "micro-batch": 5})
 
 
 def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():

@@ -30,16 +30,16 @@ def of_reproduction(found: Reproduction) -> Section:
         ],
         guarantee=False,
         facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
-        table=_table(experiment.axis, rows),
+        table=_table(experiment, rows),
         environment=environment_of(found.environment),
         seeded=True,
     )
 
 
-def _table(axis: str, rows: list[Any]) -> Table:
+def _table(experiment: Any, rows: list[Any]) -> Table:
     heads = (
-        "line", axis, "measured", "published", "difference", "seeds", "epsilon as published", "true epsilon",
-        "epsilon if fixed blocks", "seconds a run",
+        "line", experiment.axis, "measured", "published", "difference", "seeds", "epsilon as published",
+        "true epsilon", f"epsilon if {experiment.as_coded_words}", "seconds a run",
     )  # fmt: skip
     cells = [
         (

@@ -163,7 +163,7 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
         lines.append(
             f"| {name} | " + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine) + " |"
         )
-    lines += _epsilons(rows, values)
+    lines += _epsilons(experiment, rows, values)
     return "\n".join([*lines, "", *(f"- {note}" for note in experiment.notes)]) + "\n"
 
 
@@ -207,12 +207,12 @@ def _spread(value: float | None) -> str:
     return "" if value is None else f" ± {value:.1f}" if value >= 0.05 else f" ± {value:.2g}"
 
 
-def _epsilons(rows: Sequence[Row], values: Sequence[float]) -> list[str]:
+def _epsilons(experiment: Experiment, rows: Sequence[Row], values: Sequence[float]) -> list[str]:
     """What the paper printed, what is true, and what the published code's batches would cost."""
     kinds = (
         ("epsilon as published", lambda row: row.paper_epsilon),
         ("epsilon, true for our runs (Poisson, PLD)", lambda row: row.epsilon),
-        ("epsilon if batches were fixed blocks, as in the code of PDP-SGD", lambda row: row.as_coded_epsilon),
+        (f"epsilon if done as in the code of PDP-SGD: {experiment.as_coded_words}", lambda row: row.as_coded_epsilon),
     )
     private = [row for row in rows if row.epsilon > 0]
     lines = []
