@@ -106,6 +106,16 @@ def test_fixed_blocks_cost_what_the_review_of_the_code_found():
     assert as_coded(table, config) == pytest.approx(1.58, abs=0.01)
 
 
+@pytest.mark.parametrize("name", [name for name in available() if name.startswith("pcdp")])
+def test_files_whose_step_size_is_not_the_paper_s_say_so(name):
+    experiment = read_experiment(name)
+    if any("lr" in line.settings for line in experiment.lines) or experiment.base.lr == 1:
+        return
+    (note,) = [note for note in experiment.notes if "step size 1" in note]
+    assert f" {experiment.base.lr:g}" in note
+    assert experiment.base.data == "mnist" or "not picked anew here" in note
+
+
 def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(tmp_path):
     figure, table = read_experiment("pdp-figure3-fashion"), read_experiment("pcdp-table3")
     line = figure.lines[0]
