@@ -204,6 +204,26 @@ def test_table_1_shows_the_cells_of_tables_2_and_3():
 
 
 @pytest.mark.parametrize(
+    ("figure", "line", "value", "table", "row", "at"),
+    [
+        ("pcdp-figure3", "flat", 22.0, "pcdp-table2", "DP-SGD", 22.0),
+        ("pcdp-figure3-fashion", "flat after projection", 18.0, "pcdp-table3", "PCDP-SGD, one subspace", 18.0),
+        ("pcdp-appendix-figure3", "PCDP-SGD, per tensor", 1.0, "pcdp-table3", "PCDP-SGD, per tensor", 22.0),
+        ("pcdp-appendix-figure6", "lr = 5", 0.01, "pcdp-table2", "PCDP-SGD, one subspace", 10.0),
+        ("pcdp-appendix-figure6-fashion", "lr = 5", 0.01, "pcdp-table3", "PCDP-SGD, one subspace", 10.0),
+        ("pcdp-appendix-figure7", "public records alone", 100.0, "pcdp-table3", "public records alone", 22.0),
+    ],
+)
+def test_figures_share_cells_with_tables(figure, line, value, table, row, at):
+    def key(name, line, value):
+        experiment = read_experiment(name)
+        (found,) = [one for one in experiment.lines if one.name == line]
+        return cells_of(experiment, found, value)[0].key
+
+    assert key(figure, line, value) == key(table, row, at)
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"over": "time"}, "time"),
