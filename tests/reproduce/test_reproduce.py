@@ -149,6 +149,17 @@ def test_settings_may_hold_at_one_value_only():
     assert (early.lr, early.start, late.lr, late.start) == (0.1, 0, 0.1, 14)
 
 
+@pytest.mark.parametrize(
+    "name", ["pdp-figure3-mnist", "pdp-figure3-fashion", "pdp-figure4-mnist", "pdp-figure4-fashion"]
+)
+def test_random_projections_start_where_public_ones_do(name):
+    figure = read_experiment(name)
+    pdp, rpdp = (next(line for line in figure.lines if line.method == method) for method in ("pdp", "rpdp"))
+    for value in figure.values:
+        public, random = (cells_of(figure, line, value)[0].config for line in (pdp, rpdp))
+        assert (public.start, public.lr) == (random.start, random.lr)
+
+
 # -- running ---------------------------------------------------------------------------------------
 
 
