@@ -15,12 +15,15 @@ from gnomon import compare
 from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.report import report
+from gnomon.report.read import Reproduction
+from gnomon.report.reproduction import of_reproduction
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.result import Row, markdown
+from gnomon.reproduce.result import Row, markdown, plain_row
 from gnomon.reproduce.run import as_coded, cells_of, command
 from gnomon.reproduce.series import Series
+from gnomon.reproduce.words import three
 from gnomon.store import Store
 from gnomon.validate import SettingError
 
@@ -191,13 +194,17 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert [float(one["measured"]) for one in table] == [row.measured for row in rows]
     text = (folder / "result.md").read_text()
     assert text == said[0]
-    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5\) \|", text)
+    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5; [-+][\d.]+\) \|", text)
+    assert "| accuracy, % | noise multiplier 5 | noise multiplier 20 |" in text
     assert "| epsilon as published | 1.500 | 0.400 |" in text
     assert (folder / "result.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "reproduction.json").read_text())
     assert restored(kept["experiment"]) == experiment
     page = report([folder], figures=False).read_text()
-    assert "80.00 ± 1.50" in page
+    assert "80.0 ± 1.5" in page
+    assert re.search(r"DP-SGD: [\d.]+ % at noise multiplier 20, [\d.]+ % at noise multiplier 5", page)
+    for head in ("noise multiplier", "measured, %", "published, %", "difference, points"):
+        assert re.search(rf"<th[^>]*>\s*(<[^>]*>)?{head}", page), head
     assert "epsilon if fixed blocks" in page
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
 
@@ -265,6 +272,32 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden
+    assert three(row.measured) not in hidden
+
+
+def test_small_measures_keep_their_digits_and_say_what_they_are():
+    figure = read_experiment("dp-lsgd-figure1")
+    rows = [
+        Row(line.name, 10.0, 0.0031, None, 0.00234, 0.00012, 3, None, 2.0, None, 1.0)
+        for line in figure.lines
+        if line.measure != "unprotected/incremental/q25"
+    ]
+    text = markdown(figure, rows)
+    assert "| beyond the bound / local step (unprotected) | local steps 10 |" in text
+    assert "unprotected/incremental/mean" not in text
+    assert "| psi / eta, standard deviation | **0.00234 ± 0.00012** (0.00310; -0.00076) |" in text
+    section = of_reproduction(Reproduction("x", dataclasses.asdict(figure), [plain_row(row) for row in rows], ""))
+    assert section.table.heads[1:5] == ("local steps", "measured", "published", "difference")
+    assert [cell[0] for cell in section.table.rows[0][2:5]] == ["0.00234 ± 0.00012", "0.00310", "-0.00076"]
+
+
+def test_a_line_that_measures_something_else_says_what(tmp_path):
+    lines = {"a": {"method": "dp-sgd"}, "b": {"method": "dp-sgd", "measure": "unprotected/norms/mean"}}
+    mixed = toy(tmp_path, lines=lines, unit="")
+    text = markdown(mixed, [Row(name, 5.0, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for name in "ab"])
+    assert "| measured (unprotected) | noise multiplier 5 |" in text
+    assert "| a (accuracy) |" in text
+    assert "| b (unprotected/norms/mean) |" in text
 
 
 def test_one_seed_has_no_bar_and_no_band(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, series_of
 from gnomon.reproduce.series import rows as rows_of
+from gnomon.reproduce.words import difference, head, named, spoken, spread, three
 from gnomon.store import INFINITE, finite, rounded
 
 
@@ -57,13 +58,13 @@ def row_of(
 ) -> Row:
     """The results of all seeds as one row."""
     scores = [score for one in results if (score := measured(experiment.measure_of(line), one)) is not None]
-    published, spread = line.published.get(value, (None, None))
+    published, off = line.published.get(value, (None, None))
     private = results[0]["epsilon"] > 0
     return Row(
         line.name,
         value,
         published,
-        spread,
+        off,
         statistics.fmean(scores) if scores else None,
         statistics.stdev(scores) if len(scores) > 1 else None,
         len(results),
@@ -130,38 +131,44 @@ def series_table(rows: Sequence[Row]) -> str:
     writer.writerow(["line", "value", "name", "epoch", "at", "mean", "deviation"])
     for row in rows:
         for one in row.series:
-            spread: Sequence[float | None] = one.deviation or [None] * len(one.at)
-            for at, mean, deviation in zip(one.at, one.mean, spread, strict=True):
+            deviations: Sequence[float | None] = one.deviation or [None] * len(one.at)
+            for at, mean, deviation in zip(one.at, one.mean, deviations, strict=True):
                 writer.writerow([row.line, row.value, one.name, one.epoch, *rounded([at, mean, deviation])])
     return out.getvalue()
 
 
 def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """A row for each line and a column for each value: measured, and what was published in parentheses.
+    """A row for each line and a column for each value: measured, and what was published, with the difference.
 
     >>> from gnomon.reproduce.files import read_experiment
     >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
     >>> print(markdown(read_experiment("pcdp-table2"), [row]).splitlines()[6])
-    | DP-SGD | **90.3** (91.9 ± 0.6) |
+    | DP-SGD | **90.3** (91.9 ± 0.6; -1.6) |
     """
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     uneven = len({row.seeds for row in rows}) > 1
-    told = ", published in parentheses" if any(row.published is not None for row in rows) else ""
+    told = (
+        ", published in parentheses, with measured minus published"
+        if any(row.published is not None for row in rows)
+        else ""
+    )
     cells = {(row.line, row.value): row for row in rows}
-    heads = [f"{experiment.axis} {value:g}" for value in values]
-    unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
+    heads = [f"{spoken(experiment.axis)} {value:g}" for value in values]
+    names = {line.name: named(experiment, line) for line in experiment.lines}
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
         f"Measured in bold{told}{', seeds in brackets' if uneven else ''}.",
         "",
-        f"| {unit} | {' | '.join(heads)} |",
+        f"| {head(experiment)} | {' | '.join(heads)} |",
         "|---" * (len(values) + 1) + "|",
     ]
     for name in dict.fromkeys(row.line for row in rows):
         mine = [cells.get((name, value)) for value in values]
         lines.append(
-            f"| {name} | " + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine) + " |"
+            f"| {names.get(name, name)} | "
+            + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine)
+            + " |"
         )
     lines += _epsilons(experiment, rows, values)
     return "\n".join([*lines, "", *(f"- {note}" for note in experiment.notes)]) + "\n"
@@ -193,18 +200,12 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row, count: bool) -> str:
-    ours = "–" if row.measured is None else f"**{_three(row.measured)}{_spread(row.measured_std)}**"
-    theirs = "" if row.published is None else f" ({_three(row.published)}{_spread(row.published_std)})"
+    ours = "–" if row.measured is None else f"**{three(row.measured)}{spread(row.measured_std)}**"
+    theirs = ""
+    if row.published is not None:
+        apart = "" if row.measured is None else f"; {difference(row.measured, row.published)}"
+        theirs = f" ({three(row.published)}{spread(row.published_std)}{apart})"
     return ours + theirs + (f" [{row.seeds}]" if count else "")
-
-
-def _three(value: float) -> str:
-    """Three digits, also where the last is a zero."""
-    return f"{value:#.3g}".rstrip(".")
-
-
-def _spread(value: float | None) -> str:
-    return "" if value is None else f" ± {value:.1f}" if value >= 0.05 else f" ± {value:.2g}"
 
 
 def _epsilons(experiment: Experiment, rows: Sequence[Row], values: Sequence[float]) -> list[str]:
