@@ -12,6 +12,7 @@ from typing import Any
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import GREY, Picture, bars, blank, legend, over_seeds
+from gnomon.store import made_with, made_words
 
 NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedlrs": "FedLRS", "fedpdp": "FedPDP", "fedpcdp": "FedPCDP",
@@ -101,7 +102,8 @@ def write(results: Sequence[dict[str, Any]], folder: Path) -> str:
     (folder / "federated.csv").write_text(out.getvalue())
     parts = (iid_tables, fair_tables, skew_tables, traffic)
     lines = [line for part in parts for line in part(found)]
-    text = "\n".join(["Measured in bold, [seeds] behind it, published in parentheses.", "", *lines])
+    about = f"Measured in bold, [seeds] behind it, published in parentheses. {made_words(made_with(results))}".rstrip()
+    text = "\n".join([about, "", *lines])
     (folder / "federated.md").write_text(text + "\n")
     for picture in (iid_picture(found), fair_picture(found), skew_picture(found)):
         if picture is not None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from gnomon.environment import versions
 from gnomon.store import Store
 from gnomon.validate import whole
 
@@ -110,7 +111,8 @@ def run_cells(
             if isinstance(found, Exception):
                 failures[_told(cell)] = found
             elif found is not None:
-                store.write(cell.key, {"settings": dataclasses.asdict(cell.config) | {"data_dir": None}} | found)
+                settings = dataclasses.asdict(cell.config) | {"data_dir": None}
+                store.write(cell.key, {"settings": settings, "versions": versions()} | found)
                 bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
     if failures:
         raise CellsFailed(failures, len(every)) from next(iter(failures.values()))

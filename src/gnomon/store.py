@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,32 @@ def unpacked(result: dict[str, Any]) -> dict[str, Any]:
     """
     rows = {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
     return result | rows | ({"epsilon": math.inf} if result.get("epsilon") == INFINITE else {})
+
+
+def made_with(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The versions that results were made with, each once; nothing in words where a cell does not say.
+
+    >>> made_with([{"versions": {"gnomon": "0.1.0", "torch": "2.9.1"}}, {}])
+    ['', 'gnomon 0.1.0, torch 2.9.1']
+    """
+    return sorted({", ".join(f"{name} {one}" for name, one in found.get("versions", {}).items()) for found in results})
+
+
+def made_words(made: Iterable[str]) -> str:
+    """The same as a sentence; nothing where nothing is known.
+
+    >>> made_words(["", "gnomon 0.1.0, torch 2.9.1"])
+    'Made with gnomon 0.1.0, torch 2.9.1, and in part with versions that were not kept.'
+    """
+    every = sorted(set(made))
+    known = [one for one in every if one]
+    if not known:
+        return ""
+    return (
+        f"Made with {'; '.join(known)}"
+        + ("" if known == every else ", and in part with versions that were not kept")
+        + "."
+    )
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

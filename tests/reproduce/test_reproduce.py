@@ -9,9 +9,10 @@ import re
 import shlex
 
 import pytest
+import torch
 import yaml
 
-from gnomon import compare
+from gnomon import __version__, compare
 from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.report import report
@@ -223,7 +224,21 @@ def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, c
     assert "2 of 6 cells run, 1 to 2 seeds each where 2 are planned." in text
     assert re.search(r"\| PCDP \| \*\*[\d.]+\*\* \[1\] \|", text)
     assert "seeds in brackets" in text
-    assert json.loads((out / "toy/reproduction.json").read_text())["environment"]["torch"]
+    assert f"Made with gnomon {__version__}, torch {torch.__version__}." in text
+    assert f"gnomon {__version__}, torch {torch.__version__}" in report([out / "toy"], figures=False).read_text()
+    for path in (out / "cells").iterdir():  # as cells were kept before, and by another version
+        cell = json.loads(path.read_text())
+        versions = {"gnomon": "9.9", "torch": "8.8"} if cell["label"] == "dp-sgd" else None
+        path.write_text(
+            json.dumps(
+                {k: v for k, v in cell.items() if k != "versions"} | ({"versions": versions} if versions else {})
+            )
+        )
+    reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
+    page = report([out / "toy"], figures=False).read_text()
+    for said in ((out / "toy/result.md").read_text(), page):
+        assert "Made with gnomon 9.9, torch 8.8, and in part with versions that were not kept." in said
+    assert torch.__version__ not in page
     path = str(tmp_path / "toy.yaml")
     assert main(["reproduce", path, "--only-done", "--out", str(out), "--quiet"]) == 0
     assert "2 of 6 cells run" in capsys.readouterr().out

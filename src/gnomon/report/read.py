@@ -68,7 +68,6 @@ class Reproduction:
     experiment: dict[str, Any]
     rows: list[dict[str, Any]]
     command: str
-    environment: dict[str, Any] = field(default_factory=dict)
 
 
 Found = TrainingRun | ComparedRuns | Reproduction
@@ -135,7 +134,7 @@ def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
             if experiment.get("draw", "").startswith(UNPROTECTED):
                 rows = [row | {"series": []} for row in rows]
             experiment = experiment | {"lines": [one for one in experiment["lines"] if one["name"] not in hidden]}
-        return Reproduction(folder.resolve().name, experiment, rows, found["command"], found.get("environment", {}))
+        return Reproduction(folder.resolve().name, experiment, rows, found["command"])
     except (KeyError, TypeError) as error:
         raise SettingError("run", str(folder / "reproduction.json"), f"a complete file ({error!r})") from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.report.read import Reproduction
-from gnomon.report.section import Section, Table, environment_of
+from gnomon.report.section import Section, Table
+from gnomon.store import made_words
 
 
 def of_reproduction(found: Reproduction) -> Section:
@@ -31,9 +32,15 @@ def of_reproduction(found: Reproduction) -> Section:
         guarantee=False,
         facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
         table=_table(experiment, rows),
-        environment=environment_of(found.environment),
+        environment=_made(rows),
         seeded=True,
     )
+
+
+def _made(rows: list[Any]) -> list[tuple[str, str]]:
+    """The versions behind the rows, which need not be those of this machine."""
+    said = made_words(one for row in rows for one in row.made)
+    return [("runs", said)] if said else []
 
 
 def _table(experiment: Any, rows: list[Any]) -> Table:

@@ -15,7 +15,7 @@ from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, series_of
 from gnomon.reproduce.series import rows as rows_of
 from gnomon.reproduce.words import difference, head, named, spoken, spread, three
-from gnomon.store import INFINITE, finite, rounded
+from gnomon.store import INFINITE, finite, made_with, made_words, rounded
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Row:
     seconds: float
     series: list[Series] = field(default_factory=list)
     """What the picture shows, where one number is not enough."""
+    made: list[str] = field(default_factory=list)
+    """Versions that the runs were made with; "" for those that do not say."""
 
     @property
     def difference(self) -> float | None:
@@ -73,6 +75,7 @@ def row_of(
         as_coded if private else None,
         statistics.fmean(one["seconds"] for one in results),
         series_of(experiment, line, results),
+        made_with(results),
     )
 
 
@@ -113,10 +116,10 @@ def table(rows: Sequence[Row]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = [one.name for one in dataclasses.fields(Row) if one.name != "series"]
-    writer.writerow([*names, "difference"])
+    names = [one.name for one in dataclasses.fields(Row) if one.name not in ("series", "made")]
+    writer.writerow([*names, "difference", "made"])
     for row in rows:
-        writer.writerow([*(getattr(row, name) for name in names), row.difference])
+        writer.writerow([*(getattr(row, name) for name in names), row.difference, "; ".join(filter(None, row.made))])
     return out.getvalue()
 
 
@@ -196,7 +199,8 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in changed.items()
         )
         said += f" SHORT RUNS (--fast: {what}): compare their shape with the published numbers, not the numbers."
-    return said
+    made = made_words(one for row in rows for one in row.made)
+    return f"{said} {made}".rstrip()
 
 
 def _cell(row: Row, count: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -16,7 +16,6 @@ from gnomon.accounting import Shuffled, epsilon, noise_multiplier
 from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.data import load
-from gnomon.environment import environment
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
@@ -61,7 +60,7 @@ def reproduce(
             raise failed
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
-    write(experiment, rows, folder, _environment(folder) if only_done else environment())
+    write(experiment, rows, folder)
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
@@ -162,12 +161,6 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     )
 
 
-def _environment(folder: Path) -> dict[str, Any]:
-    """What was said about the machine when cells were run; a look at them later does not change it."""
-    path = folder / "reproduction.json"
-    return dict(json.loads(path.read_text())["environment"]) if path.exists() else {}
-
-
 def command(experiment: Experiment, rows: Sequence[Row]) -> str:
     """What runs the cells behind these rows.
 
@@ -187,7 +180,7 @@ def command(experiment: Experiment, rows: Sequence[Row]) -> str:
     return shlex.join(words if complete else [*words, "--cells", ",".join(cells)])
 
 
-def write(experiment: Experiment, rows: list[Row], folder: Path, environment: Mapping[str, Any]) -> None:
+def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
@@ -201,6 +194,5 @@ def write(experiment: Experiment, rows: list[Row], folder: Path, environment: Ma
         "experiment": dataclasses.asdict(experiment) | {"settings": settings},
         "rows": [plain_row(row) for row in rows],
         "command": command(experiment, rows),
-        "environment": dict(environment),
     }
     (folder / "reproduction.json").write_text(json.dumps(kept, indent=1) + "\n")
