@@ -380,6 +380,14 @@ def test_a_pattern_that_matches_nothing_is_named():
         table.chosen(["DP-SGD@6", "PCDP-SGD, two@22"])
 
 
+def test_no_cell_is_lost_where_names_are_alike_and_no_seeds_are_refused(tmp_path):
+    close = toy(tmp_path, values=[0.12345671, 0.12345672], **{"paper-epsilon": {}})
+    assert len(close.chosen()) == 6
+    assert len(close.chosen(["DP-SGD@*"])) == 2
+    with pytest.raises(SettingError, match="seeds = 0"):
+        reproduce(close, tmp_path / "out", seeds=0, only_done=True)
+
+
 @pytest.mark.parametrize("name", available())
 def test_the_command_that_is_kept_names_the_rows(name):
     experiment = read_experiment(name)

@@ -163,11 +163,16 @@ class Experiment:
         >>> [(line.name, value) for line, value in pcdp.chosen(["DP-SGD@6", "DP-SGD@10"])]
         [('DP-SGD', 6.0), ('DP-SGD', 10.0)]
         """
-        every = {self._name(line, value): (line, value) for line in self.lines for value in self.values}
+        every = [(line, value) for line in self.lines for value in self.values]
+        names = [self._name(line, value) for line, value in every]
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in every):
-                raise SettingError("cells", pattern, f"names such as {', '.join(list(every)[:3])}")
-        return [one for name, one in every.items() if not patterns or any(fnmatchcase(name, p) for p in patterns)]
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise SettingError("cells", pattern, f"names such as {', '.join(names[:3])}")
+        return [
+            one
+            for one, name in zip(every, names, strict=True)
+            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
 
     def patterns(self, text: str) -> list[str]:
         """Patterns in a list, where names of lines may have commas of their own.

@@ -49,12 +49,13 @@ def reproduce(
     [('DP-SGD', 5.0, 1)]
     """
     chosen, failed = experiment.chosen(cells), None
+    asked = experiment.seeds if seeds is None else whole("seeds", seeds)
     if not only_done:
-        some = dataclasses.replace(experiment, seeds=experiment.seeds if seeds is None else whole("seeds", seeds))
+        some = dataclasses.replace(experiment, seeds=asked)
         every = [cell for line, value in chosen for cell in cells_of(some, line, value)]
         load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
         failed = _run(every, out, workers, progress)
-    rows = done_rows(experiment, out, max(seeds or 0, experiment.seeds))
+    rows = done_rows(experiment, out, max(asked, experiment.seeds))
     if not rows:
         if failed is not None:
             raise failed
