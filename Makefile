@@ -65,11 +65,21 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/subspaces.py
 	$(BIN)/python benchmarks/local.py
 
-# Finished cells are kept in runs/reproduce: stop it and start it again at will.
-EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/reproduce/experiments/*.yaml)))
+# All that docs/results.md reports. It goes on from the finished cells in experiments/results: stop it and start it again
+# at will. One that fails does not stop the others. Short runs (FAST=--fast) stay apart, in runs.
+EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/reproduce/experiments/*.yaml))) federated local-steps compressed
+RESULTS ?= $(if $(FAST),runs/reproduce,experiments/results)
+SHORT_STEPS := $(if $(FAST),--private 2000 --epochs 1 --epsilons 2 --seeds 1)
 
 experiments: $(STAMP)
-	set -e; for name in $(EXPERIMENTS); do OMP_NUM_THREADS=1 $(BIN)/gnomon reproduce $$name $(FAST); done
+	export OMP_NUM_THREADS=1; failed=; for name in $(EXPERIMENTS); do \
+	  case $$name in \
+	    federated) $(BIN)/python experiments/federated.py $(FAST) --out $(RESULTS)/federated ;; \
+	    local-steps) $(BIN)/python experiments/local_steps.py $(SHORT_STEPS) --out $(RESULTS)/local-steps ;; \
+	    compressed) $(BIN)/python experiments/compressed.py ;; \
+	    *) $(BIN)/gnomon reproduce $$name $(FAST) --out $(RESULTS) ;; \
+	  esac || { code=$$?; [ $$code -lt 128 ] || exit $$code; failed="$$failed $$name"; }; \
+	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 figures: $(STAMP)
 	$(BIN)/python docs/figures/draw.py

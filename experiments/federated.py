@@ -22,7 +22,7 @@ from typing import Any
 import federated_tables
 import torch
 
-from gnomon.cells import kept_cells, run_cells, settings_key
+from gnomon.cells import CellsFailed, kept_cells, run_cells, settings_key
 from gnomon.clipping import UpdateAndLoss
 from gnomon.federated.setup import build
 from gnomon.federated.simulate import InProcess, rounds
@@ -188,11 +188,17 @@ def main() -> None:
     every = cells(args)
     if not every:
         parser.error(f"--cells {','.join(args.cells)}: no run matches; names are as iid/fedavg@4")
+    failures = []
     if not args.tables:
         for seed in dict.fromkeys(cell.config.seed for cell in every):
-            run_cells([cell for cell in every if cell.config.seed == seed], args.out, run, workers=args.workers)
+            try:
+                run_cells([cell for cell in every if cell.config.seed == seed], args.out, run, workers=args.workers)
+            except CellsFailed as error:
+                failures.append(str(error))
             federated_tables.write([found for _, found in kept_cells(every, args.out)], args.out)
     print(federated_tables.write([found for _, found in kept_cells(every, args.out)], args.out))
+    if failures:
+        raise SystemExit("\n".join(failures))
 
 
 if __name__ == "__main__":

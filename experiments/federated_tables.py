@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import GREY, Picture, blank, legend
+from gnomon.report.picture import GREY, Picture, bars, blank, legend, over_seeds
+from gnomon.store import made_with, made_words
 
 NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedlrs": "FedLRS", "fedpdp": "FedPDP", "fedpcdp": "FedPCDP",
@@ -101,7 +102,8 @@ def write(results: Sequence[dict[str, Any]], folder: Path) -> str:
     (folder / "federated.csv").write_text(out.getvalue())
     parts = (iid_tables, fair_tables, skew_tables, traffic)
     lines = [line for part in parts for line in part(found)]
-    text = "\n".join(["Measured in bold, [seeds] behind it, published in parentheses.", "", *lines])
+    about = f"Measured in bold, [seeds] behind it, published in parentheses. {made_words(made_with(results))}".rstrip()
+    text = "\n".join([about, "", *lines])
     (folder / "federated.md").write_text(text + "\n")
     for picture in (iid_picture(found), fair_picture(found), skew_picture(found)):
         if picture is not None:
@@ -211,9 +213,9 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
         for method in dict.fromkeys(row["method"] for row in mine):
             line = sorted((row for row in mine if row["method"] == method), key=lambda row: row["sigma"])
             sigmas, shade = [row["sigma"] for row in line], shades[method]
-            bars = [row["accuracy_std"] or 0.0 for row in line]
+            spread = bars([row["accuracy_std"] for row in line])
             panel.errorbar(
-                sigmas, [row["accuracy"] for row in line], bars, color=shade, marker="o", markersize=4, capsize=2,
+                sigmas, [row["accuracy"] for row in line], spread, color=shade, marker="o", markersize=4, capsize=2,
                 label=NAMES.get(method, method) if panel is axes[0] else None,
             )  # fmt: skip
             known = [row for row in line if row["published"] is not None]
@@ -223,7 +225,8 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
     axes[0].plot([], [], "--", color=GREY, lw=1, label="published")
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0])
-    caption = "IID clients: measured (with one standard deviation) and published (dashed)."
+    spreads = [row["accuracy_std"] for mine in sets.values() for row in mine]
+    caption = f"IID clients: measured ({over_seeds(spreads)}) and published (dashed)."
     return Picture("federated-iid", caption, caption, figure)
 
 
@@ -241,7 +244,7 @@ def skew_picture(found: Sequence[Row]) -> Picture | None:
             label = name if not noisy or not group else f"σ = {group[0]['sigma']:g}"
             panel.bar(
                 [methods.index(row["method"]) + shift for row in group], [row["accuracy"] for row in group], 0.38,
-                yerr=[row["accuracy_std"] or 0.0 for row in group], capsize=2, color=shades[name],
+                yerr=bars([row["accuracy_std"] for row in group]), capsize=2, color=shades[name],
                 label=label if panel is axes[0] else None,
             )  # fmt: skip
         panel.set_xticks(range(len(methods)), [NAMES.get(m, m) for m in methods], rotation=45, ha="right", fontsize=8)
@@ -249,7 +252,8 @@ def skew_picture(found: Sequence[Row]) -> Picture | None:
         panel.set_ylim(0, 100)
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0], most=1)
-    caption = "Almost one class a client, with and without noise; one standard deviation over seeds."
+    spreads = [row["accuracy_std"] for mine in sets.values() for row in mine]
+    caption = f"Almost one class a client, with and without noise, {over_seeds(spreads)}."
     return Picture("federated-skew", caption, caption, figure)
 
 

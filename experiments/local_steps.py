@@ -66,7 +66,7 @@ def study(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "local lr": found[0]["settings"]["local_lr"],
                 "C": found[0]["settings"]["max_grad_norm"],
                 "mean": statistics.fmean(scores),
-                "std": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+                "std": statistics.stdev(scores) if len(scores) > 1 else None,
                 "seconds": statistics.fmean(one["seconds"] for one in found),
                 "searched": best[steps, longer][1],
                 "history": found[0]["history"],
@@ -83,9 +83,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         psi = row["history"][-1].get("unprotected/incremental/mean")
+        spread = "" if row["std"] is None else f" ± {row['std']:.1f}"
         lines.append(
             f"| {row['epsilon']:g} | {row['K']} | {row['steps']} | {row['sigma']:.2f} | {row['local lr']:g} "
-            f"| {row['C']:g} | {row['mean']:.1f} ± {row['std']:.1f} | {psi:.2f} | {row['seconds']:.0f} |"
+            f"| {row['C']:g} | {row['mean']:.1f}{spread} | {psi:.2f} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

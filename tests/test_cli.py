@@ -207,6 +207,24 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
     assert main([*SHORT, "--out", str(out), "--overwrite"]) == 0
 
 
+def test_nothing_of_an_earlier_run_survives_an_overwrite_but_files_of_others_do(tmp_path):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--method", "pcdp", "--public", "40", "--rank", "5", "--out", str(out)]) == 0
+    assert main(["report", str(out)]) == 0
+    old = [out / "public-only.json", out / "tensorboard/events.out.tfevents.1.host", *out.glob("report-figures/*")]
+    own = [out / "thoughts.txt", out / "tensorboard/mine.txt"]
+    (out / "tensorboard").mkdir()
+    for path in (old[1], *own):
+        path.write_text("x")
+    assert len(old) > 2
+    assert main([*SHORT, "--out", str(out), "--overwrite"]) == 0
+    assert not [path for path in old if path.exists()]
+    assert not (out / "report-figures").exists()
+    assert all(path.exists() for path in own)
+    assert main(["report", str(out)]) == 0
+    assert "public records alone" not in (out / "report.html").read_text().lower()
+
+
 def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
     out = tmp_path / "run"
     main([*SHORT, "--out", str(out)])

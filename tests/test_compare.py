@@ -14,6 +14,9 @@ from gnomon import compare, data, models
 from gnomon.building import records
 from gnomon.cli import main
 from gnomon.config import TrainConfig
+from gnomon.report import report
+from gnomon.report.comparison import comparison_pictures
+from gnomon.report.read import read_run
 from gnomon.training import evaluate, train_on_public
 from gnomon.validate import SettingError
 
@@ -38,6 +41,22 @@ def test_finished_cells_are_kept_and_the_rest_goes_on(tmp_path, monkeypatch):
     every = compare.run(cells, tmp_path, progress=False)
     assert ran == ["rsdp", "rsdp"]
     assert every[:2] == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"accuracy": 0.5, "hist', "", "[]", "{}", '{"accuracy": 1, "history": {"epoch": [1], "loss": []}}', "\xff"],
+)
+def test_a_damaged_cell_is_named_and_run_again(tmp_path, content):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0, 8.0], 1)
+    first = compare.run(cells, tmp_path, progress=False)
+    path = tmp_path / "cells" / f"{cells[0].key}.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
+        assert compare.done(cells, tmp_path) == first[1:]
+    with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
+        again = compare.run(cells, tmp_path, progress=False)
+    assert [one["accuracy"] for one in again] == [one["accuracy"] for one in first]
 
 
 def test_a_cell_s_name_changes_with_its_settings():
@@ -130,6 +149,26 @@ def test_an_interrupted_cell_is_not_kept_as_finished(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         compare.run(cells, tmp_path, progress=False)
     assert not list((tmp_path / "cells").glob("*.json"))
+
+
+def test_one_seed_has_no_deviation_and_no_band(tmp_path):
+    runs = [
+        {"label": "a", "noise_multiplier": s, "epsilon": 1 / s, "accuracy": 0.5, "seconds": 1.0} for s in (1.0, 2.0)
+    ]
+    one = compare.summary(runs)
+    assert [row.deviation for row in one] == [None, None]
+    assert "±" not in compare.markdown(one)
+    (tmp_path / "comparison.csv").write_text(compare.table(one))
+    assert [row["deviation"] for row in csv.DictReader((tmp_path / "comparison.csv").open())] == ["", ""]
+    read = read_run(tmp_path)
+    assert [row.deviation for row in read.rows] == [None, None]
+    (picture,) = comparison_pictures(read.rows, [])
+    assert picture.caption == "Accuracy against privacy, one seed."
+    assert not picture.figure.axes[0].collections
+    assert "Accuracy against privacy, one seed." in report([tmp_path], figures=False).read_text()
+    (picture,) = comparison_pictures(compare.summary([*runs, runs[0] | {"accuracy": 0.6}]), [])
+    assert "bands of one standard deviation over seeds where there are several" in picture.caption
+    assert len(picture.figure.axes[0].collections) == 1
 
 
 def test_columns_of_the_table_are_told_apart_by_epsilon():

@@ -9,13 +9,16 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from gnomon.environment import versions
 from gnomon.store import Store
 from gnomon.validate import whole
 
@@ -37,6 +40,33 @@ class Cell(Protocol):
 
 
 C = TypeVar("C", bound=Cell)
+
+
+class CellsFailed(ValueError):
+    """Some runs of a study failed; the others have been run and are kept.
+
+    >>> str(CellsFailed({"dp-sgd, seed 0": KeyError("x")}, 4))
+    "1 of 4 runs failed, the others are kept (start again to go on): dp-sgd, seed 0: KeyError: 'x'"
+    """
+
+    def __init__(self, failures: Mapping[str, Exception], runs: int) -> None:
+        self.failures = dict(failures)
+        killed = [name for name, error in failures.items() if isinstance(error, BrokenProcessPool)]
+        said = [f"{name}: {type(error).__name__}: {error}" for name, error in failures.items() if name not in killed]
+        if killed:
+            said.append(
+                f"a worker process was killed, most likely because memory ran out, and {len(killed)} runs ended with "
+                "it; fewer workers need less"
+            )
+        more = [f"and {len(said) - TOLD} more"] if len(said) > TOLD else []
+        super().__init__(
+            f"{len(failures)} of {runs} runs failed, the others are kept (start again to go on): "
+            + "; ".join([*said[:TOLD], *more])
+        )
+
+
+TOLD = 5
+"""How many failures a message tells in words."""
 
 
 def settings_key(config: Any, **more: Any) -> str:
@@ -65,19 +95,34 @@ def run_cells(
 ) -> list[dict[str, Any]]:
     """Run what is not there yet, in their order; every finished cell is kept.
 
-    `job` makes plain values of a cell, with its `accuracy`. With several workers it must be importable.
+    `job` makes plain values of a cell, with its `accuracy`. With several workers it must be importable. Several
+    processes may work on one folder: a cell that another one finished meanwhile is not run again. A run that fails
+    does not stop the others; `CellsFailed` tells at the end.
     """
     whole("workers", workers)
     store = Store(folder)
     store.open()
     every = {cell.key: cell for cell in cells}
     missing = [cell for key, cell in every.items() if key not in store]
+    failures: dict[str, Exception] = {}
     with tqdm(total=len(every), initial=len(every) - len(missing), unit="run", disable=not progress) as bar:
-        for cell, found in _results(missing, job, workers):
-            store.write(cell.key, {"settings": dataclasses.asdict(cell.config) | {"data_dir": None}} | found)
+        for cell, found in _results(missing, folder, job, workers):
             bar.update()
-            bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
+            if isinstance(found, Exception):
+                failures[_told(cell)] = found
+            elif found is not None:
+                settings = dataclasses.asdict(cell.config) | {"data_dir": None}
+                store.write(cell.key, {"settings": settings, "versions": versions()} | found)
+                bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
+    if failures:
+        raise CellsFailed(failures, len(every)) from next(iter(failures.values()))
     return [found for _, found in kept_cells(cells, folder)]
+
+
+def _told(cell: Cell) -> str:
+    """A run in words: its label, and what tells it from the others of that label."""
+    parts = {"noise": getattr(cell.config, "noise_multiplier", None), "seed": getattr(cell.config, "seed", None)}
+    return ", ".join([cell.label, *(f"{name} {value:g}" for name, value in parts.items() if value is not None)])
 
 
 def kept_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, dict[str, Any]]]:
@@ -87,28 +132,44 @@ def kept_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, dict[str, Any]
     []
     """
     store = Store(folder)
-    return [(cell, store.read(cell.key) | {"label": cell.label}) for cell in cells if cell.key in store]
+    found = [(cell, store.find(cell.key)) for cell in cells]
+    return [(cell, result | {"label": cell.label}) for cell, result in found if result is not None]
 
 
 def _results(
-    cells: Sequence[C], job: Callable[[C], dict[str, Any]], workers: int
-) -> Iterator[tuple[C, dict[str, Any]]]:
+    cells: Sequence[C], folder: Path, job: Callable[[C], dict[str, Any]], workers: int
+) -> Iterator[tuple[C, dict[str, Any] | Exception | None]]:
+    """Each cell with its result, with what went wrong, or with nothing if somebody else has kept it."""
     if workers == 1 or len(cells) < 2:
         for cell in cells:
-            yield cell, job(cell)
+            yield cell, _caught(partial(_once, cell, folder, job))
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
     )
     try:
-        waiting: dict[Future[dict[str, Any]], C] = {pool.submit(job, cell): cell for cell in cells}
+        waiting: dict[Future[dict[str, Any] | None], C] = {
+            pool.submit(_once, cell, folder, job): cell for cell in cells
+        }
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                yield waiting.pop(future), future.result()
+                yield waiting.pop(future), _caught(future.result)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _once(cell: C, folder: Path, job: Callable[[C], dict[str, Any]]) -> dict[str, Any] | None:
+    """Run a cell unless somebody else has kept it by now."""
+    return None if cell.key in Store(folder) else job(cell)
+
+
+def _caught(job: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | Exception | None:
+    try:
+        return job()
+    except Exception as error:  # told at the end: one run must not stop the others
+        return error
 
 
 def _leave_with(parent: int) -> None:

@@ -74,7 +74,8 @@ class Row:
     noise_multiplier: float | None
     epsilon: float
     mean: float
-    deviation: float
+    deviation: float | None
+    """One run has none."""
     seeds: int
     seconds: float
 
@@ -193,7 +194,7 @@ def summary(results: Sequence[dict[str, Any]]) -> list[Row]:
             level,
             group[0]["epsilon"],
             statistics.fmean(one["accuracy"] for one in group),
-            statistics.stdev(one["accuracy"] for one in group) if len(group) > 1 else 0.0,
+            statistics.stdev(one["accuracy"] for one in group) if len(group) > 1 else None,
             len(group),
             statistics.fmean(one["seconds"] for one in group),
         )
@@ -224,7 +225,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row) -> str:
-    return f"{100 * row.mean:.1f}" + (f" ± {100 * row.deviation:.1f}" if row.seeds > 1 else "")
+    return f"{100 * row.mean:.1f}" + (f" ± {100 * row.deviation:.1f}" if row.deviation is not None else "")
 
 
 def table(rows: Sequence[Row]) -> str:

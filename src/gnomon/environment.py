@@ -32,6 +32,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on first, for every finished cell of a study.
+
+    >>> sorted(versions())
+    ['gnomon', 'torch']
+    """
+    return {"gnomon": __version__, "torch": torch.__version__}
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ from gnomon.validate import SettingError
 
 FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
-    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "report.html",
+    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "public-only.json", "report.html",
 )  # fmt: skip
+"""What a run, a look inside it, an audit or a report leaves."""
+
+FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": ("*.png", "*.svg")}
+"""The same in folders: their names, and the files in them that are ours."""
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
     """Replace a file by a complete new one. A failure or a kill leaves the one that was there.
+
+    `shared` says that other processes may write the same file at the same time; the last one wins.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -24,7 +31,8 @@ def write_whole(path: Path, content: bytes) -> None:
     ...     (Path(place) / "note.txt").read_text()
     'hello'
     """
-    partial = path.with_name(f".{path.name}.partial")
+    own = f".{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
+    partial = path.with_name(f".{path.name}{own}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -59,8 +67,7 @@ class RunFolder:
             raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
-                old.unlink(missing_ok=True)
+            _clear(path)
         except OSError as error:
             raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
 
@@ -86,6 +93,18 @@ class RunFolder:
                 self.write("metrics.jsonl", "".join(json.dumps(one) + "\n" for one in found).encode())
                 break
         return found
+
+
+def _clear(path: Path) -> None:
+    """Take away what an earlier run left; files of somebody else stay."""
+    for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
+        old.unlink(missing_ok=True)
+    for name, patterns in FOLDERS.items():
+        folder = path / name
+        for old in [one for pattern in patterns for one in folder.glob(pattern)]:
+            old.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _sync(folder: Path) -> None:

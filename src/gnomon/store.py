@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.run_folder import write_whole
 from gnomon.validate import SettingError
 
 DIGITS = 4
@@ -35,11 +37,28 @@ class Store:
         self.folder = folder / "cells"
 
     def __contains__(self, key: str) -> bool:
-        return self._path(key).exists()
+        return self.find(key) is not None
 
     def read(self, key: str) -> dict[str, Any]:
         """A finished cell."""
-        return unpacked(json.loads(self._path(key).read_text()))
+        found = self.find(key)
+        if found is None:
+            raise SettingError("cell", str(self._path(key)), "a file with a finished cell")
+        return found
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """A finished cell, or nothing. A damaged file is as good as none, and is named."""
+        path = self._path(key)
+        try:
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict) or "accuracy" not in found:
+                raise ValueError("no result in it")
+            return unpacked(found)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, IndexError) as error:
+            warnings.warn(f"{path} cannot be read and counts as not run ({error})", stacklevel=2)
+            return None
 
     def open(self) -> None:
         """Make the folder, or say why it cannot be."""
@@ -53,9 +72,8 @@ class Store:
     def write(self, key: str, result: dict[str, Any]) -> None:
         """Keep a cell; a reader finds all of it or nothing."""
         self.open()
-        partial = self.folder / f".{key}.partial"
-        partial.write_text(json.dumps(packed(result), separators=(",", ":")) + "\n")
-        partial.replace(self._path(key))
+        text = json.dumps(packed(result), separators=(",", ":")) + "\n"
+        write_whole(self._path(key), text.encode(), shared=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -78,6 +96,32 @@ def unpacked(result: dict[str, Any]) -> dict[str, Any]:
     """
     rows = {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
     return result | rows | ({"epsilon": math.inf} if result.get("epsilon") == INFINITE else {})
+
+
+def made_with(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The versions that results were made with, each once; nothing in words where a cell does not say.
+
+    >>> made_with([{"versions": {"gnomon": "0.1.0", "torch": "2.9.1"}}, {}])
+    ['', 'gnomon 0.1.0, torch 2.9.1']
+    """
+    return sorted({", ".join(f"{name} {one}" for name, one in found.get("versions", {}).items()) for found in results})
+
+
+def made_words(made: Iterable[str]) -> str:
+    """The same as a sentence; nothing where nothing is known.
+
+    >>> made_words(["", "gnomon 0.1.0, torch 2.9.1"])
+    'Made with gnomon 0.1.0, torch 2.9.1, and in part with versions that were not kept.'
+    """
+    every = sorted(set(made))
+    known = [one for one in every if one]
+    if not known:
+        return ""
+    return (
+        f"Made with {'; '.join(known)}"
+        + ("" if known == every else ", and in part with versions that were not kept")
+        + "."
+    )
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -50,6 +50,18 @@ def test_a_cell_has_its_mean_spread_seeds_and_the_published_number(study, tmp_pa
         assert (tmp_path / f"federated-{name}.png").stat().st_size > 1000
 
 
+def test_one_seed_has_no_bars(study):
+    _, tables = study
+    one = [result("iid", "fedavg", 4.0, 0.90), result("skew", "fedavg", 4.0, 0.4)]
+    several = [*one, result("iid", "fedavg", 4.0, 0.92), result("skew", "fedavg", 4.0, 0.5)]
+    for draw in (tables.iid_picture, tables.skew_picture):
+        alone, more = draw(tables.rows(one)), draw(tables.rows(several))
+        assert "one seed" in alone.caption
+        assert not [bar for bar in alone.figure.axes[0].containers if getattr(bar, "has_yerr", False)]
+        assert "with bars of one standard deviation over seeds" in more.caption
+        assert [bar for bar in more.figure.axes[0].containers if getattr(bar, "has_yerr", False)]
+
+
 def test_runs_go_seed_by_seed_and_none_is_there_twice(study):
     federated, _ = study
     args = SimpleNamespace(

@@ -6,17 +6,25 @@ import csv
 import dataclasses
 import json
 import re
+import shlex
 
 import pytest
+import torch
 import yaml
 
-from gnomon import compare
+from gnomon import __version__, compare
 from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.report import report
+from gnomon.report.read import Reproduction
+from gnomon.report.reproduction import of_reproduction
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
-from gnomon.reproduce.run import as_coded, cells_of
+from gnomon.reproduce.picture import pictures
+from gnomon.reproduce.result import Row, markdown, plain_row
+from gnomon.reproduce.run import as_coded, cells_of, command
+from gnomon.reproduce.series import Series
+from gnomon.reproduce.words import three
 from gnomon.store import Store
 from gnomon.validate import SettingError
 
@@ -55,7 +63,7 @@ SIZES = {
 def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     monkeypatch.setattr("gnomon.reproduce.run.calibrated", lambda target, *rest: 2 / target)  # the true one takes long
     experiment = read_experiment(name)
-    for line, value in experiment.chosen([]):
+    for line, value in experiment.chosen():
         for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
             assert cell.config.private == SIZES.get(name, 10_000)
             assert line.method == "public-only" or cell.config.noise_multiplier > 0 or line.name == "SGD"
@@ -63,13 +71,13 @@ def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     assert not {value for line in experiment.lines for value in line.at} - set(experiment.values)
     short = experiment.shortened()
     assert _work(short) <= _work(experiment) / 3
-    for line, value in short.chosen([]):
+    for line, value in short.chosen():
         cells_of(short, line, value)
 
 
 def _work(experiment):
     """Steps of all runs."""
-    runs = {cell.key: cell for line, value in experiment.chosen([]) for cell in cells_of(experiment, line, value)}
+    runs = {cell.key: cell for line, value in experiment.chosen() for cell in cells_of(experiment, line, value)}
     return sum(cell.config.epochs * cell.config.private for cell in runs.values())
 
 
@@ -102,6 +110,33 @@ def test_fixed_blocks_cost_what_the_review_of_the_code_found():
     assert as_coded(table, config) == pytest.approx(1.58, abs=0.01)
 
 
+@pytest.mark.parametrize("name", [name for name in available() if name.startswith("pcdp")])
+def test_files_whose_step_size_is_not_the_paper_s_say_so(name):
+    experiment = read_experiment(name)
+    if any("lr" in line.settings for line in experiment.lines) or experiment.base.lr == 1:
+        return
+    (note,) = [note for note in experiment.notes if "step size 1" in note]
+    assert f" {experiment.base.lr:g}" in note
+    assert experiment.base.data == "mnist" or "not picked anew here" in note
+
+
+def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(tmp_path):
+    figure, table = read_experiment("pdp-figure3-fashion"), read_experiment("pcdp-table3")
+    line = figure.lines[0]
+    found = [as_coded(figure, cells_of(figure, line, value)[0].config) for value in (2.0, 4.0, 6.0, 10.0, 14.0, 18.0)]
+    assert found == pytest.approx([37.62, 14.83, 8.94, 4.87, 3.30, 2.48], abs=0.006)
+    row = Row(line.name, 18.0, None, None, 70.0, None, 1, 0.23, 0.2, found[-1], 1.0)
+    assert "| epsilon if done as in the code of PDP-SGD: fixed blocks, means of 5 clipped | 2.4" in markdown(
+        figure, [row]
+    )
+    fashion = [name for name in available() if name.startswith("pdp") and read_experiment(name).base.data != "mnist"]
+    assert {read_experiment(name).micro_batch for name in fashion} == {5}
+    assert {read_experiment(name).micro_batch for name in available() if name not in fashion} == {1}
+    assert table.as_coded_words == "fixed blocks"
+    with pytest.raises(SettingError, match="as-coded"):
+        toy(tmp_path, **{"as-coded": "", "micro-batch": 5})
+
+
 def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
     table = read_experiment("pcdp-table2")
     found = {line.name: cells_of(table, line, 22.0)[0].config for line in table.lines}
@@ -116,6 +151,17 @@ def test_settings_may_hold_at_one_value_only():
     pdp = next(line for line in figure.lines if line.method == "pdp")
     early, late = (cells_of(figure, pdp, value)[0].config for value in (18.0, 8.0))
     assert (early.lr, early.start, late.lr, late.start) == (0.1, 0, 0.1, 14)
+
+
+@pytest.mark.parametrize(
+    "name", ["pdp-figure3-mnist", "pdp-figure3-fashion", "pdp-figure4-mnist", "pdp-figure4-fashion"]
+)
+def test_random_projections_start_where_public_ones_do(name):
+    figure = read_experiment(name)
+    pdp, rpdp = (next(line for line in figure.lines if line.method == method) for method in ("pdp", "rpdp"))
+    for value in figure.values:
+        public, random = (cells_of(figure, line, value)[0].config for line in (pdp, rpdp))
+        assert (public.start, public.lr) == (random.start, random.lr)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -149,32 +195,50 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert [float(one["measured"]) for one in table] == [row.measured for row in rows]
     text = (folder / "result.md").read_text()
     assert text == said[0]
-    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5\) \|", text)
+    assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5; [-+][\d.]+\) \|", text)
+    assert "| accuracy, % | noise multiplier 5 | noise multiplier 20 |" in text
     assert "| epsilon as published | 1.500 | 0.400 |" in text
     assert (folder / "result.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "reproduction.json").read_text())
     assert restored(kept["experiment"]) == experiment
     page = report([folder], figures=False).read_text()
-    assert "80.00 ± 1.50" in page
+    assert "80.0 ± 1.5" in page
+    assert re.search(r"DP-SGD: [\d.]+ % at noise multiplier 20, [\d.]+ % at noise multiplier 5", page)
+    for head in ("noise multiplier", "measured, %", "published, %", "difference, points"):
+        assert re.search(rf"<th[^>]*>\s*(<[^>]*>)?{head}", page), head
     assert "epsilon if fixed blocks" in page
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
 
 
 def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, capsys):
     experiment, out = toy(tmp_path), tmp_path / "out"
-    one = dataclasses.replace(experiment, seeds=1)
-    reproduce(one, out, cells=["PCDP@20"], progress=False, say=lambda text: None)
+    reproduce(experiment, out, cells=["PCDP@20"], seeds=1, progress=False, say=lambda text: None)
     full = reproduce(experiment, out, cells=["DP-SGD@20"], progress=False, say=lambda text: None)
     monkeypatch.setattr(compare, "run_cell", lambda cell: pytest.fail("nothing is to be run"))
     monkeypatch.setattr("gnomon.reproduce.run.load", lambda *args: pytest.fail("no data are to be read"))
     rows = reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
     assert [(row.line, row.value, row.seeds) for row in rows] == [("DP-SGD", 20.0, 2), ("PCDP", 20.0, 1)]
-    assert rows[0] == full[0]
+    assert rows == full  # what was run before stays in the table
+    assert json.loads((out / "toy/reproduction.json").read_text())["command"].endswith("--cells DP-SGD@20,PCDP@20")
     text = (out / "toy/result.md").read_text()
     assert "2 of 6 cells run, 1 to 2 seeds each where 2 are planned." in text
     assert re.search(r"\| PCDP \| \*\*[\d.]+\*\* \[1\] \|", text)
     assert "seeds in brackets" in text
-    assert json.loads((out / "toy/reproduction.json").read_text())["environment"]["torch"]
+    assert f"Made with gnomon {__version__}, torch {torch.__version__}." in text
+    assert f"gnomon {__version__}, torch {torch.__version__}" in report([out / "toy"], figures=False).read_text()
+    for path in (out / "cells").iterdir():  # as cells were kept before, and by another version
+        cell = json.loads(path.read_text())
+        versions = {"gnomon": "9.9", "torch": "8.8"} if cell["label"] == "dp-sgd" else None
+        path.write_text(
+            json.dumps(
+                {k: v for k, v in cell.items() if k != "versions"} | ({"versions": versions} if versions else {})
+            )
+        )
+    reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
+    page = report([out / "toy"], figures=False).read_text()
+    for said in ((out / "toy/result.md").read_text(), page):
+        assert "Made with gnomon 9.9, torch 8.8, and in part with versions that were not kept." in said
+    assert torch.__version__ not in page
     path = str(tmp_path / "toy.yaml")
     assert main(["reproduce", path, "--only-done", "--out", str(out), "--quiet"]) == 0
     assert "2 of 6 cells run" in capsys.readouterr().out
@@ -187,6 +251,20 @@ def test_short_runs_say_so_and_stay_apart(tmp_path):
         toy(tmp_path).shortened(), tmp_path / "out", cells=["DP-SGD*"], progress=False, say=lambda text: None
     )
     assert [row.seeds for row in rows] == [1]
+    flags = [
+        "--fast",
+        "--cells",
+        "DP-SGD@5",
+        "--seeds",
+        "2",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
+    assert main(["reproduce", str(tmp_path / "toy.yaml"), *flags]) == 0
+    assert "1 of 3 cells run, 2 seeds each." in (tmp_path / "out/toy-fast/result.md").read_text()
     assert "SHORT RUNS (--fast: epochs 0.5)" in (tmp_path / "out/toy-fast/result.md").read_text()
     assert not (tmp_path / "out/toy").exists()
 
@@ -209,6 +287,49 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden
+    assert three(row.measured) not in hidden
+
+
+def test_small_measures_keep_their_digits_and_say_what_they_are():
+    figure = read_experiment("dp-lsgd-figure1")
+    rows = [
+        Row(line.name, 10.0, 0.0031, None, 0.00234, 0.00012, 3, None, 2.0, None, 1.0)
+        for line in figure.lines
+        if line.measure != "unprotected/incremental/q25"
+    ]
+    text = markdown(figure, rows)
+    assert "| beyond the bound / local step (unprotected) | local steps 10 |" in text
+    assert "unprotected/incremental/mean" not in text
+    assert "| psi / eta, standard deviation | **0.00234 ± 0.00012** (0.00310; -0.00076) |" in text
+    section = of_reproduction(Reproduction("x", dataclasses.asdict(figure), [plain_row(row) for row in rows], ""))
+    assert section.table.heads[1:5] == ("local steps", "measured", "published", "difference")
+    assert [cell[0] for cell in section.table.rows[0][2:5]] == ["0.00234 ± 0.00012", "0.00310", "-0.00076"]
+
+
+def test_a_line_that_measures_something_else_says_what(tmp_path):
+    lines = {"a": {"method": "dp-sgd"}, "b": {"method": "dp-sgd", "measure": "unprotected/norms/mean"}}
+    mixed = toy(tmp_path, lines=lines, unit="")
+    text = markdown(mixed, [Row(name, 5.0, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for name in "ab"])
+    assert "| measured (unprotected) | noise multiplier 5 |" in text
+    assert "| a (accuracy) |" in text
+    assert "| b (unprotected/norms/mean) |" in text
+
+
+def test_one_seed_has_no_bar_and_no_band(tmp_path):
+    def shown(experiment, spread):
+        curve = [Series("", [1.0, 2.0], [50.0, 60.0], [] if spread is None else [spread, spread])]
+        rows = [Row("DP-SGD", value, None, None, 60.0, spread, 1, None, 1.0, None, 1.0, curve) for value in (5.0, 20.0)]
+        return pictures(experiment, rows)[0]
+
+    lines, curves = toy(tmp_path), toy(tmp_path, over="epoch")
+    assert not shown(lines, None).figure.axes[0].containers[0].has_yerr
+    assert "(lines, one seed)." in shown(lines, None).caption
+    assert shown(lines, 1.5).figure.axes[0].containers[0].has_yerr
+    assert "with bars of one standard deviation over seeds" in shown(lines, 1.5).caption
+    assert not shown(curves, None).figure.axes[0].collections
+    assert shown(curves, None).caption.endswith("One seed.")
+    assert shown(curves, 1.5).figure.axes[0].collections
+    assert shown(curves, 1.5).caption.endswith("with bands of one standard deviation over seeds.")
 
 
 def test_an_axis_of_budgets_finds_its_noise(tmp_path):
@@ -235,6 +356,46 @@ def test_an_axis_of_budgets_finds_its_noise(tmp_path):
 def test_what_is_wrong_in_a_file_is_named(tmp_path, change, named):
     with pytest.raises(SettingError, match=named):
         toy(tmp_path, **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("DP-SGD@6,PCDP-SGD, one subspace@22", ["DP-SGD@6", "PCDP-SGD, one subspace@22"]),
+        ("PDP-SGD, k = 100@*,RSDP*", ["PDP-SGD, k = 100@*", "RSDP*"]),
+        ("public records*,DP-SGD@6", ["public records*", "DP-SGD@6"]),
+        ("PDP-SGD*, k = 100@6", ["PDP-SGD*, k = 100@6"]),
+        ("DP-SGD@6, DP-SGD@10,", ["DP-SGD@6", "DP-SGD@10"]),
+        ("DP-SGD@6,PCDP-SGD, two@22,nobody", ["DP-SGD@6", "PCDP-SGD, two@22", "nobody"]),
+        ("", []),
+    ],
+)
+def test_names_of_cells_may_have_commas(text, found):
+    assert read_experiment("pcdp-table2").patterns(text) == found
+
+
+def test_a_pattern_that_matches_nothing_is_named():
+    table = read_experiment("pcdp-table2")
+    with pytest.raises(SettingError, match="PCDP-SGD, two@22"):
+        table.chosen(["DP-SGD@6", "PCDP-SGD, two@22"])
+
+
+def test_no_cell_is_lost_where_names_are_alike_and_no_seeds_are_refused(tmp_path):
+    close = toy(tmp_path, values=[0.12345671, 0.12345672], **{"paper-epsilon": {}})
+    assert len(close.chosen()) == 6
+    assert len(close.chosen(["DP-SGD@*"])) == 2
+    with pytest.raises(SettingError, match="seeds = 0"):
+        reproduce(close, tmp_path / "out", seeds=0, only_done=True)
+
+
+@pytest.mark.parametrize("name", available())
+def test_the_command_that_is_kept_names_the_rows(name):
+    experiment = read_experiment(name)
+    some = experiment.chosen()[::2]
+    rows = [Row(line.name, value, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for line, value in some]
+    _, _, text = command(experiment, rows).partition(" --cells ")
+    patterns = experiment.patterns(*shlex.split(text)) if text else []
+    assert experiment.chosen(patterns) == some
 
 
 def test_the_command_lists_runs_and_names_mistakes(tmp_path, capsys):

@@ -344,6 +344,21 @@ def test_projection_starts_at_its_epoch_and_is_renewed_at_its_interval():
     assert keys == ["ambient", "ambient", 0, 1, 1, 1, 2, 2]
 
 
+def test_a_random_projection_starts_at_its_epoch_and_is_dp_sgd_before():
+    model, private, _ = setting("mlp")
+    moments = [Moment(model, LOSS, step, 2, 8, SeededNoise(0)) for step in range(4)]
+    assert [RandomProjection(4, start=1).key(one) for one in moments] == ["ambient", "ambient", 2, 3]
+    assert [RandomProjection(4, False, 1).key(one) for one in moments] == ["ambient", "ambient", 0, 0]
+    state = copy.deepcopy(model.state_dict())
+    found = {}
+    for name, method in {"late": rpdp(4, start=1000), "now": rpdp(4), "none": dp_sgd()}.items():
+        model.load_state_dict(state)
+        found[name] = trained(model, method, private)
+    torch.testing.assert_close(found["late"], found["none"])
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(found["now"], found["none"])
+
+
 def test_public_blocks_are_disjoint_and_cover_everything():
     model, _, public = setting("mlp", public=8)
     space = PublicEigenspace(public, 2, blocks=4)
@@ -410,6 +425,7 @@ def test_the_mask_is_common_drawn_by_chance_and_cools():
         (lambda p: PublicEigenspace(p, 2, start=-1), "start"),
         (lambda p: PublicEigenspace(p, 2, blocks=100), "blocks"),
         (lambda p: RandomProjection(0), "rank"),
+        (lambda p: RandomProjection(4, start=-1), "start"),
         (lambda p: RandomMask(1.0), "rate"),
         (lambda p: gep(p, 2, residual=-1), "residual"),
         (lambda p: Method("x", project="sideways"), "project"),

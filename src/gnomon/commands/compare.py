@@ -39,6 +39,7 @@ def add_compare(commands: Any) -> None:
 
 def _compare(args: argparse.Namespace) -> int:
     from gnomon import compare
+    from gnomon.cells import CellsFailed
 
     config = settings_of(args, recipe)
     methods = compare.split_methods(args.methods)
@@ -50,9 +51,16 @@ def _compare(args: argparse.Namespace) -> int:
         methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     cells = compare.grid(config, methods, levels, args.seeds)
     out = args.out or Path("runs") / f"compare-{Path(config.data.removeprefix('npz:')).stem}"
-    results = compare.run(
-        cells, out, workers=args.workers if args.workers is not None else os.cpu_count() or 1, progress=not args.quiet
-    )
-    compare.write(compare.summary(results), out, f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}")
-    compare.remember(out, config, methods, levels, args.seeds, cells)
+    workers = args.workers if args.workers is not None else os.cpu_count() or 1
+    failed = None
+    try:
+        compare.run(cells, out, workers=workers, progress=not args.quiet)
+    except CellsFailed as error:
+        failed = error
+    if results := compare.done(cells, out):
+        title = f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}"
+        compare.write(compare.summary(results), out, title)
+        compare.remember(out, config, methods, levels, args.seeds, cells)
+    if failed is not None:
+        raise failed
     return 0

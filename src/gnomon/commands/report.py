@@ -89,7 +89,8 @@ def add_reproduce(commands: Any) -> None:
         help="run a table or figure of a paper, published and measured side by side",
         description="Run an experiment that comes with the package, or one from a YAML file of yours. Finished cells "
         "are kept by the hash of their settings: start it again to go on. The folder of the experiment gets a table, "
-        "result.md and .csv, and a picture, result.png and .svg; gnomon report makes a page of it.",
+        "result.md and .csv, and a picture, result.png and .svg, of all its cells that are there; gnomon report makes "
+        "a page of it.",
         epilog="examples:\n"
         "  gnomon reproduce --list\n"
         "  gnomon reproduce pcdp-table2 --fast\n"
@@ -102,9 +103,9 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment of --list, or a YAML file")
     parser.add_argument("--list", action="store_true", help="what there is to reproduce")
     parser.add_argument("--fast", action="store_true", help="fewer values, seeds and epochs: minutes instead of hours")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as in the paper)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="run so many of each cell (default: as in the paper)")
     parser.add_argument(
-        "--cells", default="", metavar="A,B,...", help="only cells LINE@VALUE that match, * is anything"
+        "--cells", default="", metavar="A,B,...", help="run only cells LINE@VALUE that match, * is anything"
     )
     parser.add_argument(
         "--only-done", action="store_true", help="run nothing: table and picture of the cells that are there"
@@ -124,7 +125,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 
     from gnomon.reproduce import available, read_experiment, reproduce
     from gnomon.reproduce.files import ELSEWHERE
-    from gnomon.validate import SettingError, whole
+    from gnomon.validate import SettingError
 
     if args.list:
         for name in available():
@@ -138,11 +139,16 @@ def _reproduce(args: argparse.Namespace) -> int:
         raise SettingError("experiment", None, "a name of gnomon reproduce --list, or a YAML file")
     experiment = read_experiment(args.name)
     experiment = experiment.shortened() if args.fast else experiment
-    if args.seeds is not None:
-        experiment = dataclasses.replace(experiment, seeds=whole("seeds", args.seeds))
     if args.data_dir is not None:
         experiment = dataclasses.replace(experiment, settings=experiment.settings | {"data-dir": args.data_dir})
     workers = args.workers if args.workers is not None else os.cpu_count() or 1
-    cells = [one for one in args.cells.split(",") if one]
-    reproduce(experiment, args.out, cells=cells, only_done=args.only_done, workers=workers, progress=not args.quiet)
+    reproduce(
+        experiment,
+        args.out,
+        cells=experiment.patterns(args.cells),
+        seeds=args.seeds,
+        only_done=args.only_done,
+        workers=workers,
+        progress=not args.quiet,
+    )
     return 0

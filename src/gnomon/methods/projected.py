@@ -70,13 +70,15 @@ def pcdp(
     return Method("pcdp", subspace=space, project="before", clip=clip or Flat(), pre_noise=pre_noise)
 
 
-def rpdp(rank: int = 800, redraw: bool = True, clip: ClipRule | None = None, pre_noise: float = 0.0) -> Method:
+def rpdp(
+    rank: int = 800, redraw: bool = True, clip: ClipRule | None = None, pre_noise: float = 0.0, start: int = 0
+) -> Method:
     """RPDP-SGD: as PDP-SGD with a random subspace, the baseline of both projection papers.
 
     >>> rpdp(rank=10).describe()
     'rpdp: gradient, random projection, rank 10, projected after clipping, flat clipping'
     """
-    space = RandomProjection(rank, redraw)
+    space = RandomProjection(rank, redraw, start)
     return Method("rpdp", subspace=space, project="after", clip=clip or Flat(), pre_noise=pre_noise)
 
 

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gnomon.report.picture import COLOURS, INK, STYLE, Picture, blank, legend
+from gnomon.report.picture import COLOURS, INK, STYLE, Picture, bars, blank, legend, over_seeds
 from gnomon.report.training import dots, series
 
 
@@ -26,11 +26,11 @@ class Result(Protocol):
     @property
     def mean(self) -> float: ...
     @property
-    def deviation(self) -> float: ...
+    def deviation(self) -> float | None: ...
 
 
 def comparison(rows: Sequence[Result], title: str, path: Path) -> None:
-    """Lines with bands of one standard deviation; what public records alone give is a dashed line.
+    """Lines, with bands of one standard deviation over seeds; what public records alone give is a dashed line.
 
     >>> import tempfile
     >>> from types import SimpleNamespace as row
@@ -58,9 +58,10 @@ def draw(rows: Sequence[Result], axes: Axes) -> None:
         epsilons = [row.epsilon for row in mine]
         means = [100 * row.mean for row in mine]
         axes.plot(epsilons, means, "o-", color=colour, label=method, markersize=4)
-        low = [100 * (row.mean - row.deviation) for row in mine]
-        high = [100 * (row.mean + row.deviation) for row in mine]
-        axes.fill_between(epsilons, low, high, color=colour, alpha=0.15, linewidth=0)
+        if (spread := bars([row.deviation for row in mine])) is not None:
+            low = [100 * (row.mean - off) for row, off in zip(mine, spread, strict=True)]
+            high = [100 * (row.mean + off) for row, off in zip(mine, spread, strict=True)]
+            axes.fill_between(epsilons, low, high, color=colour, alpha=0.15, linewidth=0)
     finite = sorted({row.epsilon for row in rows if 0 < row.epsilon < float("inf")})
     if len(finite) > 1:
         axes.set_xscale("log")
@@ -86,7 +87,7 @@ def comparison_pictures(rows: Sequence[Result], cells: Sequence[dict[str, Any]])
     """Accuracy against epsilon, then learning curves and what clipping cut off at the most private level.
 
     >>> from types import SimpleNamespace as row
-    >>> rows = [row(method="dp-sgd", noise_multiplier=1.0, epsilon=1.0, mean=0.9, deviation=0.0)]
+    >>> rows = [row(method="dp-sgd", noise_multiplier=1.0, epsilon=1.0, mean=0.9, deviation=None)]
     >>> comparison_pictures(rows, [])[0].alt
     'Test accuracy against epsilon. dp-sgd: 90.0 % at epsilon 1.'
     """
@@ -96,7 +97,7 @@ def comparison_pictures(rows: Sequence[Result], cells: Sequence[dict[str, Any]])
         f"{method}: {_spoken([row for row in rows if row.method == method])}."
         for method in dict.fromkeys(row.method for row in rows)
     )
-    caption = "Accuracy against privacy, with bands of one standard deviation over seeds."
+    caption = f"Accuracy against privacy, {over_seeds([row.deviation for row in rows], 'bands')}."
     made = [Picture("comparison", caption, alt, figure)]
     levels = [row.noise_multiplier for row in rows if row.noise_multiplier is not None]
     shades = colours([row.method for row in rows])

@@ -21,6 +21,7 @@ from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import NEIGHBOURS, promise
+from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -164,6 +165,7 @@ def _of_comparison(found: ComparedRuns) -> Section:
         (cell["settings"] for cell in found.cells if "settings" in cell), {}
     )
     data = settings.get("data", found.name)
+    made = made_words(made_with(found.cells))
     methods = dict.fromkeys(row.method for row in found.rows)
     epsilons = [row.epsilon for row in found.rows if row.noise_multiplier is not None]
     facts = [("methods", str(len(methods))), ("runs", str(sum(row.seeds for row in found.rows)))]
@@ -183,7 +185,7 @@ def _of_comparison(found: ComparedRuns) -> Section:
         guarantee=False,
         facts=facts,
         table=_rows(found.rows),
-        environment=environment_of(found.environment),
+        environment=[*([("runs", made)] if made else []), *environment_of(found.environment)],
         seeded=True,
     )
 
@@ -196,7 +198,7 @@ def _rows(rows: Sequence[ComparedRow]) -> Table:
             ("none" if row.noise_multiplier is None else f"{row.noise_multiplier:g}", row.noise_multiplier or 0.0),
             (f"{row.epsilon:.3f}", row.epsilon),
             (f"{100 * row.mean:.1f}", row.mean),
-            (f"{100 * row.deviation:.1f}" if row.seeds > 1 else "–", row.deviation),
+            ("–", "") if row.deviation is None else (f"{100 * row.deviation:.1f}", row.deviation),
             (str(row.seeds), row.seeds),
             (f"{row.seconds:.1f}", row.seconds),
         )

@@ -6,6 +6,7 @@ import html
 import io
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,29 @@ def legend(axes: Axes, most: int = 3) -> None:
         columns = 1 if max(map(len, labels)) > 30 else 2
         figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(len(handles) / columns))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+
+
+def bars(deviations: Sequence[float | None]) -> list[float] | None:
+    """Lengths of error bars; one run has no deviation, and gets no bar.
+
+    >>> bars([0.5, None]), bars([None])
+    ([0.5, nan], None)
+    """
+    if all(one is None for one in deviations):
+        return None
+    return [math.nan if one is None else one for one in deviations]
+
+
+def over_seeds(deviations: Sequence[float | None], what: str = "bars") -> str:
+    """What bars or bands show, for a caption.
+
+    >>> over_seeds([0.5, 0.2]), over_seeds([None])
+    ('with bars of one standard deviation over seeds', 'one seed')
+    """
+    if all(one is None for one in deviations):
+        return "one seed"
+    some = " where there are several" if any(one is None for one in deviations) else ""
+    return f"with {what} of one standard deviation over seeds{some}"
 
 
 def _svg(figure: Figure, salt: str) -> str:

@@ -44,7 +44,7 @@ class ComparedRow:
     noise_multiplier: float | None
     epsilon: float
     mean: float
-    deviation: float
+    deviation: float | None
     seeds: int
     seconds: float
 
@@ -68,7 +68,6 @@ class Reproduction:
     experiment: dict[str, Any]
     rows: list[dict[str, Any]]
     command: str
-    environment: dict[str, Any] = field(default_factory=dict)
 
 
 Found = TrainingRun | ComparedRuns | Reproduction
@@ -135,21 +134,21 @@ def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
             if experiment.get("draw", "").startswith(UNPROTECTED):
                 rows = [row | {"series": []} for row in rows]
             experiment = experiment | {"lines": [one for one in experiment["lines"] if one["name"] not in hidden]}
-        return Reproduction(folder.resolve().name, experiment, rows, found["command"], found.get("environment", {}))
+        return Reproduction(folder.resolve().name, experiment, rows, found["command"])
     except (KeyError, TypeError) as error:
         raise SettingError("run", str(folder / "reproduction.json"), f"a complete file ({error!r})") from None
 
 
 def _row(values: dict[str, Any], path: Path) -> ComparedRow:
     try:
-        level = values["noise_multiplier"]
+        level, spread, seeds = values["noise_multiplier"], values["deviation"], int(values["seeds"])
         return ComparedRow(
             values["method"],
             float(level) if level else None,
             float(values["epsilon"]),
             float(values["mean"]),
-            float(values["deviation"]),
-            int(values["seeds"]),
+            float(spread) if spread and seeds > 1 else None,
+            seeds,
             float(values["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.report.read import Reproduction
-from gnomon.report.section import Section, Table, environment_of
+from gnomon.report.section import Section, Table
+from gnomon.store import made_words
 
 
 def of_reproduction(found: Reproduction) -> Section:
@@ -30,34 +31,49 @@ def of_reproduction(found: Reproduction) -> Section:
         ],
         guarantee=False,
         facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
-        table=_table(experiment.axis, rows),
-        environment=environment_of(found.environment),
+        table=_table(experiment, rows),
+        environment=_made(rows),
         seeded=True,
     )
 
 
-def _table(axis: str, rows: list[Any]) -> Table:
+def _made(rows: list[Any]) -> list[tuple[str, str]]:
+    """The versions behind the rows, which need not be those of this machine."""
+    said = made_words(one for row in rows for one in row.made)
+    return [("runs", said)] if said else []
+
+
+def _table(experiment: Any, rows: list[Any]) -> Table:
+    from gnomon.reproduce.words import difference, head, named, spoken, spread, three  # noqa: PLC0415
+
+    unit = f", {experiment.unit}" if experiment.unit else ""
+    points = ", points" if experiment.unit == "%" else unit
     heads = (
-        "line", axis, "measured", "published", "difference", "seeds", "epsilon as published", "true epsilon",
-        "epsilon if fixed blocks", "seconds a run",
+        "line", spoken(experiment.axis), f"measured{unit}", f"published{unit}", f"difference{points}", "seeds",
+        "epsilon as published", "true epsilon", f"epsilon if {experiment.as_coded_words}", "seconds a run",
     )  # fmt: skip
+    names = {line.name: named(experiment, line) for line in experiment.lines}
+
+    def number(value: float | None, off: float | None) -> tuple[str, float | str]:
+        return ("–", "") if value is None else (f"{three(value)}{spread(off)}", value)
+
     cells = [
         (
-            (row.line, row.line),
+            (names.get(row.line, row.line), row.line),
             (f"{row.value:g}", row.value),
-            _number(row.measured, 2, row.measured_std),
-            _number(row.published, 2, row.published_std),
-            _number(row.difference, 2),
+            number(row.measured, row.measured_std),
+            number(row.published, row.published_std),
+            ("–", "") if row.difference is None else (difference(row.measured, row.published), row.difference),
             (str(row.seeds), float(row.seeds)),
-            *(_number(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
-            _number(row.seconds, 1),
+            *(_decimals(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
+            _decimals(row.seconds, 1),
         )
         for row in rows
     ]
-    return Table("Every cell, published and measured. Click a head to sort.", heads, cells)
+    about = head(experiment)
+    caption = f"{about[0].upper()}{about[1:]}: every cell, published and measured. Click a head to sort."
+    return Table(caption, heads, cells)
 
 
-def _number(value: float | None, digits: int, spread: float | None = None) -> tuple[str, float | str]:
-    if value is None:
-        return "–", ""
-    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}"), value
+def _decimals(value: float | None, digits: int) -> tuple[str, float | str]:
+    return ("–", "") if value is None else (f"{value:.{digits}f}", value)

@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend
+from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend, over_seeds
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
 from gnomon.reproduce.series import Series
+from gnomon.reproduce.words import spoken, with_unit, words
 
 MARKERS = "os^DvPX<>"
 STYLES = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (4, 1.5)), "-")
@@ -21,14 +22,6 @@ STYLES = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (4, 1.5)), "-")
 LEAST = 1e-5
 """Numbers below this share of the largest are as good as zero, and are not drawn."""
 KINDS = {"whole": (BLUE, "o", "as they are"), "projected": (RUST, "^", "projected")}
-WORDS = {
-    "accuracy": "test accuracy (%)",
-    "unprotected/norms/mean": "mean norm of a record's gradient",
-    "unprotected/incremental/mean": "beyond the bound / local step",
-    "unprotected/spectrum": "eigenvalue",
-    "unprotected/components": "magnitude of the component",
-}
-"""What measures are called on an axis."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +75,14 @@ def over_epochs(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[
     made = []
     for value in dict.fromkeys(row.value for row in rows):
         ends = [
-            f"{row.line} ends at {row.measured:.3g}" for row in rows if row.value == value and row.measured is not None
+            f"{row.line} ends at {with_unit(experiment, row.measured)}"
+            for row in rows
+            if row.value == value and row.measured is not None
         ]
         head = title(experiment, rows, value)
         made.append(Panel(head, partial(draw, value), f"{head}: {', '.join(ends)}"))
-    return "Means over seeds, with bands of one standard deviation.", made
+    shown = over_seeds([row.measured_std for row in rows], "bands")
+    return ("One seed." if shown == "one seed" else f"Means over seeds, {shown}."), made
 
 
 def over_ranks(experiment: Experiment, rows: Sequence[Row]) -> tuple[str, list[Panel]]:
@@ -145,23 +141,6 @@ def title(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
         return f"{spoken(experiment.axis)} {value:g}"
     spent = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
     return f"noise multiplier {value:g}" + ("" if spent is None else f", true epsilon {spent:.2g}")
-
-
-def spoken(axis: str) -> str:
-    """A setting as words.
-
-    >>> spoken("noise-multiplier")
-    'noise multiplier'
-    """
-    return axis.replace("-", " ")
-
-
-def words(experiment: Experiment) -> str:
-    """What is drawn, for the axis of a picture."""
-    name = experiment.draw or experiment.measure
-    if name in WORDS:
-        return WORDS[name]
-    return f"{name} ({experiment.unit})" if experiment.unit else name
 
 
 def _curve(axes: Axes, row: Row, colour: str, marker: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -82,10 +82,22 @@ class Experiment:
     is_fast: bool = False
     source: str = ""
     """What `gnomon reproduce` was asked for: the name, or the file."""
+    micro_batch: int = 1
+    """How many records the published code clips together, as their mean; above 1 its noise is half of what it says."""
 
     def measure_of(self, line: Line) -> str:
         """What a line measures: `accuracy`, or the name of a metric whose last value counts."""
         return line.measure or self.measure
+
+    @property
+    def as_coded_words(self) -> str:
+        """What the published code does that its epsilon leaves out.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("pdp-figure3-fashion").as_coded_words
+        'fixed blocks, means of 5 clipped'
+        """
+        return "fixed blocks" + (f", means of {self.micro_batch} clipped" if self.micro_batch > 1 else "")
 
     @property
     def runs(self) -> int:
@@ -98,7 +110,7 @@ class Experiment:
         whatever = self.axis != "public"
         labels = {
             "public-only" if line.method == "public-only" and whatever else (line.label(self.axis, value), value)
-            for line, value in self.chosen([])
+            for line, value in self.chosen()
         }
         return self.seeds * len(labels)
 
@@ -143,7 +155,7 @@ class Experiment:
             is_fast=True,
         )
 
-    def chosen(self, patterns: list[str]) -> list[tuple[Line, float]]:
+    def chosen(self, patterns: Sequence[str] = ()) -> list[tuple[Line, float]]:
         """The cells whose name, LINE@VALUE, matches one of the patterns; all without patterns.
 
         >>> from gnomon.reproduce.files import read_experiment
@@ -152,13 +164,51 @@ class Experiment:
         [('DP-SGD', 6.0), ('DP-SGD', 10.0)]
         """
         every = [(line, value) for line in self.lines for value in self.values]
-        if not patterns:
-            return every
-        names = {(line.name, value): f"{line.name}@{value:g}" for line, value in every}
-        found = [one for one in every if any(fnmatchcase(names[one[0].name, one[1]], p) for p in patterns)]
-        if not found:
-            raise SettingError("cells", ",".join(patterns), f"names such as {', '.join(list(names.values())[:3])}")
-        return found
+        names = [self._name(line, value) for line, value in every]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise SettingError("cells", pattern, f"names such as {', '.join(names[:3])}")
+        return [
+            one
+            for one, name in zip(every, names, strict=True)
+            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+
+    def patterns(self, text: str) -> list[str]:
+        """Patterns in a list, where names of lines may have commas of their own.
+
+        A comma ends a pattern if all patterns then match something. Where no reading does that, it ends one after @.
+
+        >>> from gnomon.reproduce.files import read_experiment
+        >>> read_experiment("pcdp-table2").patterns("public*,PDP-SGD, k = 100@6,DP-SGD@*")
+        ['public*', 'PDP-SGD, k = 100@6', 'DP-SGD@*']
+        """
+        names = [self._name(line, value) for line in self.lines for value in self.values]
+        parts = [part for part in text.split(",") if part.strip()]
+        read: list[list[str] | None] = [[]]  # how to read the last n parts, if there is a way
+        for start in reversed(range(len(parts))):
+            ways = []
+            for end in range(start + 1, len(parts) + 1):
+                first, rest = ",".join(parts[start:end]).strip(), read[len(parts) - end]
+                if rest is not None and any(fnmatchcase(name, first) for name in names):
+                    ways.append([first, *rest])
+            read.append(ways[0] if ways else None)
+        return _after_values(parts) if read[-1] is None else read[-1]
+
+    @staticmethod
+    def _name(line: Line, value: float) -> str:
+        return f"{line.name}@{value:g}"
+
+
+def _after_values(parts: Sequence[str]) -> list[str]:
+    """Patterns that end where a part has a value."""
+    found, begun = [], ""
+    for part in parts:
+        begun = f"{begun},{part}" if begun else part
+        if "@" in part:
+            found.append(begun.strip())
+            begun = ""
+    return found + ([begun.strip()] if begun else [])
 
 
 def restored(values: Mapping[str, Any]) -> Experiment:

@@ -85,12 +85,15 @@ def _cut(values: dict[str, Any]) -> dict[str, Any]:
 
 def _experiment(name: str, values: dict[str, Any]) -> Experiment:
     known = {"title", "paper", "settings", "axis", "values", "seeds", "lines", "family", "measure", "unit",
-             "paper-epsilon", "as-coded", "notes", "over", "draw", "looks", "fast"}  # fmt: skip
+             "paper-epsilon", "as-coded", "micro-batch", "notes", "over", "draw", "looks", "fast"}  # fmt: skip
     if unknown := set(values) - known:
         raise SettingError("experiment", f"{name}: {sorted(unknown)[0]}", f"one of {', '.join(sorted(known))}")
     as_coded = values.get("as-coded", "")
     if as_coded not in ("", "fixed-blocks"):
         raise SettingError("as-coded", as_coded, "fixed-blocks, or nothing")
+    micro = whole("micro-batch", values.get("micro-batch", 1))
+    if micro > 1 and not as_coded:
+        raise SettingError("micro-batch", micro, "as-coded as well")
     over = values.get("over", "")
     if over not in OVER:
         raise SettingError("over", over, f"one of {', '.join(OVER[1:])}, or nothing")
@@ -120,6 +123,7 @@ def _experiment(name: str, values: dict[str, Any]) -> Experiment:
         values.get("draw", ""),
         values.get("looks", {}),
         values.get("fast", {}),
+        micro_batch=micro,
     )
 
 

@@ -9,10 +9,11 @@ import matplotlib as mpl
 import numpy as np
 
 from gnomon.report.comparison import colours
-from gnomon.report.picture import INK, STYLE, Picture, blank, legend
-from gnomon.reproduce.curves import MARKERS, curves, spoken, words
+from gnomon.report.picture import INK, STYLE, Picture, bars, blank, legend, over_seeds
+from gnomon.reproduce.curves import MARKERS, curves
 from gnomon.reproduce.experiment import NOISE, Experiment
 from gnomon.reproduce.result import Row
+from gnomon.reproduce.words import spoken, with_unit, words
 
 
 def pictures(experiment: Experiment, rows: Sequence[Row], *, apart: bool = False) -> list[Picture]:
@@ -29,31 +30,34 @@ def _lines(experiment: Experiment, rows: Sequence[Row]) -> Picture:
     figure, (axes,) = blank()
     values = sorted({row.value for row in rows}, reverse=experiment.axis == NOISE)  # more epsilon to the right
     place = {value: number for number, value in enumerate(values)}
-    said = []
+    said, axis = [], spoken(experiment.axis)
     for number, (name, colour) in enumerate(colours([row.line for row in rows]).items()):
         mine = sorted(
             (row for row in rows if row.line == name and row.measured is not None), key=lambda r: place[r.value]
         )
         at = [place[row.value] for row in mine]
         means = [row.measured or 0.0 for row in mine]
-        spread = [row.measured_std or 0.0 for row in mine]
+        lengths = bars([row.measured_std for row in mine])
         public = bool(mine) and mine[0].epsilon == 0
         shape = "" if public else MARKERS[number % len(MARKERS)]
-        axes.errorbar(at, means, spread, color=INK if public else colour, linestyle="--" if public else "-",
+        axes.errorbar(at, means, lengths, color=INK if public else colour, linestyle="--" if public else "-",
                       marker=shape, markersize=4, linewidth=1.3, capsize=2, label=name)  # fmt: skip
         told = [row for row in rows if row.line == name and row.published is not None]
         axes.plot([place[row.value] for row in told], [row.published or 0.0 for row in told], "x", color=colour)
-        pairs = [f"{row.measured:.3g} at {row.value:g}" for row in mine]
+        pairs = [f"{with_unit(experiment, row.measured or 0.0)} at {axis} {row.value:g}" for row in mine]
         said.append(f"{name}: {', '.join(pairs)}")
     if any(row.published is not None for row in rows):
         axes.plot([], [], "x", color=INK, label="published")
     with mpl.rc_context(STYLE):
         axes.set_xticks(range(len(values)), [_tick(experiment, rows, value) for value in values])
-    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else spoken(experiment.axis))
+    axes.set_xlabel("true epsilon, and noise multiplier" if experiment.axis == NOISE else axis)
     axes.set_ylabel(words(experiment))
     legend(axes)
-    caption = f"{experiment.title}: measured (lines) and published (crosses)."
-    return Picture("result", caption, f"{caption} {'; '.join(said)}.", figure, experiment.unprotected)
+    theirs = " and published (crosses)" if any(row.published is not None for row in rows) else ""
+    spread = over_seeds([row.measured_std for row in rows if row.measured is not None])
+    caption = f"{experiment.title}: measured (lines, {spread}){theirs}."
+    alt = f"{caption} {'; '.join(said)}."
+    return Picture("result", caption, alt, figure, experiment.unprotected)
 
 
 def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
@@ -76,9 +80,10 @@ def _map(experiment: Experiment, rows: Sequence[Row]) -> Picture:
                       color="#ffffff" if value < middle else "#000000")  # fmt: skip
     axes.set_xlabel(spoken(experiment.axis))
     caption = f"{experiment.title}, measured."
-    low, high = np.nanmin(grid), np.nanmax(grid)
-    alt = f"{caption} A map of {len(names)} by {len(values)} settings, from {low:.3g} to {high:.3g}."
-    return Picture("result", caption, alt, figure)
+    low, high = (with_unit(experiment, float(one)) for one in (np.nanmin(grid), np.nanmax(grid)))
+    size = f"{len(names)} lines by {len(values)} values of {spoken(experiment.axis)}"
+    alt = f"{caption} A map of {size}, from {low} to {high}."
+    return Picture("result", caption, alt, figure, experiment.unprotected)
 
 
 def _tick(experiment: Experiment, rows: Sequence[Row], value: float) -> str:

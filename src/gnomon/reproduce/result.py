@@ -14,7 +14,8 @@ from typing import Any
 from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, series_of
 from gnomon.reproduce.series import rows as rows_of
-from gnomon.store import INFINITE, finite, rounded
+from gnomon.reproduce.words import difference, head, named, spoken, spread, three
+from gnomon.store import INFINITE, finite, made_with, made_words, rounded
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Row:
     seconds: float
     series: list[Series] = field(default_factory=list)
     """What the picture shows, where one number is not enough."""
+    made: list[str] = field(default_factory=list)
+    """Versions that the runs were made with; "" for those that do not say."""
 
     @property
     def difference(self) -> float | None:
@@ -57,13 +60,13 @@ def row_of(
 ) -> Row:
     """The results of all seeds as one row."""
     scores = [score for one in results if (score := measured(experiment.measure_of(line), one)) is not None]
-    published, spread = line.published.get(value, (None, None))
+    published, off = line.published.get(value, (None, None))
     private = results[0]["epsilon"] > 0
     return Row(
         line.name,
         value,
         published,
-        spread,
+        off,
         statistics.fmean(scores) if scores else None,
         statistics.stdev(scores) if len(scores) > 1 else None,
         len(results),
@@ -72,6 +75,7 @@ def row_of(
         as_coded if private else None,
         statistics.fmean(one["seconds"] for one in results),
         series_of(experiment, line, results),
+        made_with(results),
     )
 
 
@@ -112,10 +116,10 @@ def table(rows: Sequence[Row]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = [one.name for one in dataclasses.fields(Row) if one.name != "series"]
-    writer.writerow([*names, "difference"])
+    names = [one.name for one in dataclasses.fields(Row) if one.name not in ("series", "made")]
+    writer.writerow([*names, "difference", "made"])
     for row in rows:
-        writer.writerow([*(getattr(row, name) for name in names), row.difference])
+        writer.writerow([*(getattr(row, name) for name in names), row.difference, "; ".join(filter(None, row.made))])
     return out.getvalue()
 
 
@@ -130,40 +134,46 @@ def series_table(rows: Sequence[Row]) -> str:
     writer.writerow(["line", "value", "name", "epoch", "at", "mean", "deviation"])
     for row in rows:
         for one in row.series:
-            spread: Sequence[float | None] = one.deviation or [None] * len(one.at)
-            for at, mean, deviation in zip(one.at, one.mean, spread, strict=True):
+            deviations: Sequence[float | None] = one.deviation or [None] * len(one.at)
+            for at, mean, deviation in zip(one.at, one.mean, deviations, strict=True):
                 writer.writerow([row.line, row.value, one.name, one.epoch, *rounded([at, mean, deviation])])
     return out.getvalue()
 
 
 def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """A row for each line and a column for each value: measured, and what was published in parentheses.
+    """A row for each line and a column for each value: measured, and what was published, with the difference.
 
     >>> from gnomon.reproduce.files import read_experiment
     >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
     >>> print(markdown(read_experiment("pcdp-table2"), [row]).splitlines()[6])
-    | DP-SGD | **90.3** (91.9 ± 0.6) |
+    | DP-SGD | **90.3** (91.9 ± 0.6; -1.6) |
     """
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     uneven = len({row.seeds for row in rows}) > 1
-    told = ", published in parentheses" if any(row.published is not None for row in rows) else ""
+    told = (
+        ", published in parentheses, with measured minus published"
+        if any(row.published is not None for row in rows)
+        else ""
+    )
     cells = {(row.line, row.value): row for row in rows}
-    heads = [f"{experiment.axis} {value:g}" for value in values]
-    unit = f"{experiment.measure}, {experiment.unit}" if experiment.unit else experiment.measure
+    heads = [f"{spoken(experiment.axis)} {value:g}" for value in values]
+    names = {line.name: named(experiment, line) for line in experiment.lines}
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",
         f"Measured in bold{told}{', seeds in brackets' if uneven else ''}.",
         "",
-        f"| {unit} | {' | '.join(heads)} |",
+        f"| {head(experiment)} | {' | '.join(heads)} |",
         "|---" * (len(values) + 1) + "|",
     ]
     for name in dict.fromkeys(row.line for row in rows):
         mine = [cells.get((name, value)) for value in values]
         lines.append(
-            f"| {name} | " + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine) + " |"
+            f"| {names.get(name, name)} | "
+            + " | ".join("not run" if row is None else _cell(row, uneven) for row in mine)
+            + " |"
         )
-    lines += _epsilons(rows, values)
+    lines += _epsilons(experiment, rows, values)
     return "\n".join([*lines, "", *(f"- {note}" for note in experiment.notes)]) + "\n"
 
 
@@ -189,30 +199,25 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in changed.items()
         )
         said += f" SHORT RUNS (--fast: {what}): compare their shape with the published numbers, not the numbers."
-    return said
+    made = made_words(one for row in rows for one in row.made)
+    return f"{said} {made}".rstrip()
 
 
 def _cell(row: Row, count: bool) -> str:
-    ours = "–" if row.measured is None else f"**{_three(row.measured)}{_spread(row.measured_std)}**"
-    theirs = "" if row.published is None else f" ({_three(row.published)}{_spread(row.published_std)})"
+    ours = "–" if row.measured is None else f"**{three(row.measured)}{spread(row.measured_std)}**"
+    theirs = ""
+    if row.published is not None:
+        apart = "" if row.measured is None else f"; {difference(row.measured, row.published)}"
+        theirs = f" ({three(row.published)}{spread(row.published_std)}{apart})"
     return ours + theirs + (f" [{row.seeds}]" if count else "")
 
 
-def _three(value: float) -> str:
-    """Three digits, also where the last is a zero."""
-    return f"{value:#.3g}".rstrip(".")
-
-
-def _spread(value: float | None) -> str:
-    return "" if value is None else f" ± {value:.1f}" if value >= 0.05 else f" ± {value:.2g}"
-
-
-def _epsilons(rows: Sequence[Row], values: Sequence[float]) -> list[str]:
+def _epsilons(experiment: Experiment, rows: Sequence[Row], values: Sequence[float]) -> list[str]:
     """What the paper printed, what is true, and what the published code's batches would cost."""
     kinds = (
         ("epsilon as published", lambda row: row.paper_epsilon),
         ("epsilon, true for our runs (Poisson, PLD)", lambda row: row.epsilon),
-        ("epsilon if batches were fixed blocks, as in the code of PDP-SGD", lambda row: row.as_coded_epsilon),
+        (f"epsilon if done as in the code of PDP-SGD: {experiment.as_coded_words}", lambda row: row.as_coded_epsilon),
     )
     private = [row for row in rows if row.epsilon > 0]
     lines = []

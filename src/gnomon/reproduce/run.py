@@ -5,27 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from gnomon import compare
 from gnomon.accounting import Shuffled, epsilon, noise_multiplier
+from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.data import load
-from gnomon.environment import environment
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
-from gnomon.validate import SettingError, positive
+from gnomon.validate import SettingError, positive, whole
 
 
 def reproduce(
     experiment: Experiment,
     out: Path,
     *,
-    cells: list[str] | None = None,
+    cells: Sequence[str] = (),
+    seeds: int | None = None,
     only_done: bool = False,
     workers: int = 1,
     progress: bool = True,
@@ -33,8 +35,9 @@ def reproduce(
 ) -> list[Row]:
     """Run what is missing, and leave table and picture in the folder of the experiment's name.
 
-    Cells are shared by all experiments in `out`, each under the hash of its settings. With `only_done` nothing is run
-    and no data are needed: table and picture show the cells that are there.
+    Cells are shared by all experiments in `out`, each under the hash of its settings. `cells` and `seeds` say what to
+    run; table and picture show every cell of the experiment that is there. With `only_done` nothing is run and no data
+    are needed.
 
     >>> import tempfile
     >>> from gnomon.reproduce.experiment import Experiment, Line
@@ -45,31 +48,48 @@ def reproduce(
     >>> [(row.line, row.value, row.seeds) for row in rows]
     [('DP-SGD', 5.0, 1)]
     """
+    chosen, failed = experiment.chosen(cells), None
+    asked = experiment.seeds if seeds is None else whole("seeds", seeds)
     if not only_done:
-        every = [cell for line, value in experiment.chosen(cells or []) for cell in cells_of(experiment, line, value)]
+        some = dataclasses.replace(experiment, seeds=asked)
+        every = [cell for line, value in chosen for cell in cells_of(some, line, value)]
         load(experiment.base.data, experiment.base.data_dir)  # missing data are named before anything runs
-        compare.run(every, out, workers=workers, progress=progress)
-    rows = done_rows(experiment, out, cells)
+        failed = _run(every, out, workers, progress)
+    rows = done_rows(experiment, out, max(asked, experiment.seeds))
     if not rows:
+        if failed is not None:
+            raise failed
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
-    write(experiment, rows, folder, cells or [], _environment(folder) if only_done else environment())
+    write(experiment, rows, folder)
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
     say(f"picture  {folder / 'result.png'} and .svg")
+    if failed is not None:
+        raise failed
     return rows
 
 
-def done_rows(experiment: Experiment, out: Path, cells: list[str] | None = None) -> list[Row]:
-    """A row for each line and value of which at least one seed has been run.
+def _run(cells: Sequence[compare.Cell], out: Path, workers: int, progress: bool) -> CellsFailed | None:
+    """Run cells; what failed, if anything, to be raised when the table of the others is written."""
+    try:
+        compare.run(cells, out, workers=workers, progress=progress)
+    except CellsFailed as error:
+        return error
+    return None
+
+
+def done_rows(experiment: Experiment, out: Path, seeds: int | None = None) -> list[Row]:
+    """A row for each line and value of which at least one seed has been run; more seeds than planned if asked.
 
     >>> from gnomon.reproduce.files import read_experiment
     >>> done_rows(read_experiment("pcdp-table2"), Path("nowhere"))
     []
     """
     rows = []
-    for line, value in experiment.chosen(cells or []):
-        group = cells_of(experiment, line, value)
+    shown = dataclasses.replace(experiment, seeds=seeds or experiment.seeds)
+    for line, value in experiment.chosen():
+        group = cells_of(shown, line, value)
         if results := compare.done(group, out):
             rows.append(row_of(experiment, line, value, results, as_coded(experiment, group[0].config)))
     return rows
@@ -120,6 +140,8 @@ def calibrated(target_epsilon: float, sample_rate: float, steps: int, delta: flo
 def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     """What the published code's batches, the same blocks in every epoch, really cost at these settings.
 
+    Where it clips the mean of several records, one record can turn it round: it moves the sum by twice the bound.
+
     >>> from gnomon.reproduce.files import read_experiment
     >>> table = read_experiment("pcdp-table2")
     >>> found = as_coded(table, cells_of(table, table.lines[0], 6.0)[0].config)
@@ -132,7 +154,7 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     steps = max(1, round(config.epochs * per_epoch))
     return float(
         epsilon(
-            noise_multiplier=config.noise_multiplier,
+            noise_multiplier=config.noise_multiplier / (2 if experiment.micro_batch > 1 else 1),
             sampler=Shuffled(per_epoch),
             steps=steps,
             delta=config.target_delta,
@@ -140,15 +162,26 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     )
 
 
-def _environment(folder: Path) -> dict[str, Any]:
-    """What was said about the machine when cells were run; a look at them later does not change it."""
-    path = folder / "reproduction.json"
-    return dict(json.loads(path.read_text())["environment"]) if path.exists() else {}
+def command(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """What runs the cells behind these rows.
+
+    >>> from gnomon.reproduce.files import read_experiment
+    >>> row = Row("PDP-SGD, k = 100", 6.0, None, None, 90.3, None, 1, None, 0.88, None, 1.0)
+    >>> command(read_experiment("pcdp-table2"), [row])
+    "gnomon reproduce pcdp-table2 --seeds 1 --cells 'PDP-SGD, k = 100@6'"
+    """
+    words = ["gnomon", "reproduce", experiment.source or experiment.name]
+    words += ["--seeds", str(max(row.seeds for row in rows))] + (["--fast"] if experiment.is_fast else [])
+    cells = []
+    for name in dict.fromkeys(row.line for row in rows):
+        values = [row.value for row in rows if row.line == name]
+        whole_line = len(values) == len(experiment.values)
+        cells += [f"{escape(name)}@{value}" for value in (["*"] if whole_line else [f"{one:g}" for one in values])]
+    complete = len(rows) == len(experiment.chosen())
+    return shlex.join(words if complete else [*words, "--cells", ",".join(cells)])
 
 
-def write(
-    experiment: Experiment, rows: list[Row], folder: Path, cells: list[str], environment: Mapping[str, Any]
-) -> None:
+def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.csv").write_text(table(rows))
@@ -157,14 +190,10 @@ def write(
         (folder / "series.csv").write_text(series_table(rows))
     for one in pictures(experiment, rows):
         one.save(folder)
-    words = ["gnomon", "reproduce", experiment.source or experiment.name, "--seeds", str(experiment.seeds)]
-    words += ["--fast"] if experiment.is_fast else []
-    words += ["--cells", ",".join(cells)] if cells else []
     settings = {name: value for name, value in experiment.settings.items() if name != "data-dir"}  # nobody else's
     kept: dict[str, Any] = {
         "experiment": dataclasses.asdict(experiment) | {"settings": settings},
         "rows": [plain_row(row) for row in rows],
-        "command": shlex.join(words),
-        "environment": dict(environment),
+        "command": command(experiment, rows),
     }
     (folder / "reproduction.json").write_text(json.dumps(kept, indent=1) + "\n")

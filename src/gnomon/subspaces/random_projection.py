@@ -11,7 +11,7 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.data.sampling import shuffle
 from gnomon.release import NoiseSource
-from gnomon.subspaces.basis import COORDINATES, Basis, Moment, in_coordinates
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
 from gnomon.updates import Updates
 
 
@@ -21,6 +21,7 @@ class RandomProjection:
 
     The directions are exactly orthonormal and cost O(p log p), where a Gaussian matrix with QR costs
     O(p rank^2). They are drawn from public randomness, anew each step or, with `redraw=False`, once.
+    `start` is the first epoch that projects, counted from 0.
 
     >>> RandomProjection(800).name
     'random projection, rank 800'
@@ -28,18 +29,25 @@ class RandomProjection:
 
     rank: int = 800
     redraw: bool = True
+    start: int = 0
 
     def __post_init__(self) -> None:
         validate.whole("rank", self.rank)
+        validate.whole("start", self.start, least=0)
 
     @property
     def name(self) -> str:
-        return f"random projection, rank {self.rank}" + ("" if self.redraw else ", fixed")
+        extra = "" if self.redraw else ", fixed"
+        return f"random projection, rank {self.rank}{extra}" + (f", from epoch {self.start}" if self.start else "")
 
     def key(self, moment: Moment) -> Hashable:
+        if moment.step < self.start * moment.steps_per_epoch:
+            return "ambient"
         return moment.step if self.redraw else 0
 
     def basis(self, moment: Moment) -> Basis:
+        if moment.step < self.start * moment.steps_per_epoch:
+            return AmbientBasis(moment.like)
         size = sum(p.numel() for p in moment.like.values())
         signs = torch.where(moment.randomness.uniform(size) < 0.5, -1.0, 1.0)
         chosen = distinct(min(self.rank, size), size, moment.randomness)
