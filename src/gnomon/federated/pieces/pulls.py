@@ -14,29 +14,41 @@ from gnomon.validate import SettingError
 
 
 @dataclass(frozen=True)
-class Prox(Piece):
+class _Pull(Piece):
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        validate.non_negative("mu", self.mu)
+
+    def suits(self, lr: float, momentum: float) -> None:
+        if self.mu * lr > 1:
+            allowed = f"at most 1 / lr = {1 / lr:g}: a stronger pull throws the weights past the server's"
+            raise SettingError("mu", self.mu, allowed)
+
+    def before(self, method: Method, turn: Turn) -> Method:
+        self.suits(turn.lr, 0.0)
+        return with_term(method, self._term(turn))
+
+    def _term(self, turn: Turn) -> Term:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Prox(_Pull):
     """FedProx: stay near the global weights (Li et al. 2020).
 
     >>> Prox(0.1).mu
     0.1
     """
 
-    mu: float = 0.01
     name = "proximal"
 
-    def __post_init__(self) -> None:
-        validate.non_negative("mu", self.mu)
-
-    def suits(self, lr: float, momentum: float) -> None:
-        _refuse_overshoot(self.mu, lr)
-
-    def before(self, method: Method, turn: Turn) -> Method:
-        self.suits(turn.lr, 0.0)
-        return with_term(method, Proximal(self.mu, turn.start))
+    def _term(self, turn: Turn) -> Term:
+        return Proximal(self.mu, turn.start)
 
 
 @dataclass(frozen=True)
-class Blur(Piece):
+class Blur(_Pull):
     """FedLRS's BLUR: a pull back that begins at a distance of `limit` (Cheng et al. 2022).
 
     >>> Blur(0.1, 1.0).limit
@@ -48,21 +60,11 @@ class Blur(Piece):
     name = "bounded update"
 
     def __post_init__(self) -> None:
-        validate.non_negative("mu", self.mu)
+        super().__post_init__()
         validate.positive("update-limit", self.limit)
 
-    def suits(self, lr: float, momentum: float) -> None:
-        _refuse_overshoot(self.mu, lr)
-
-    def before(self, method: Method, turn: Turn) -> Method:
-        self.suits(turn.lr, 0.0)
-        return with_term(method, Beyond(self.mu, turn.start, self.limit))
-
-
-def _refuse_overshoot(mu: float, lr: float) -> None:
-    if mu * lr > 1:
-        allowed = f"at most 1 / lr = {1 / lr:g}: a stronger pull throws the weights past the server's"
-        raise validate.SettingError("mu", mu, allowed)
+    def _term(self, turn: Turn) -> Term:
+        return Beyond(self.mu, turn.start, self.limit)
 
 
 def with_term(method: Method, term: Term) -> Method:
