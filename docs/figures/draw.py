@@ -64,11 +64,14 @@ def audited(path: Path) -> None:
     audit_scores(audit(trainer, progress=True), path)
 
 
-def projections(path: Path, results: Path) -> bool:
-    """Accuracy against epsilon on MNIST, measured and published, if its cells are there."""
-    table = read_experiment("pcdp-table2")
-    shown = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public records alone")
-    table = dataclasses.replace(table, lines=tuple(line for line in table.lines if line.name in shown))
+SHOWN = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public records alone")
+TABLES = {"projections.png": "pcdp-table2", "projections-fashion.png": "pcdp-table3"}
+
+
+def projections(path: Path, results: Path, name: str) -> bool:
+    """Accuracy against epsilon of a table, measured and published, if its cells are there."""
+    table = read_experiment(name)
+    table = dataclasses.replace(table, lines=tuple(line for line in table.lines if line.name in SHOWN))
     rows = done_rows(table, results)
     if rows:
         pictures(table, rows)[0].figure.savefig(path, dpi=160)
@@ -76,8 +79,9 @@ def projections(path: Path, results: Path) -> bool:
 
 
 def main() -> None:
-    if not projections(HERE / "projections.png", HERE.parent.parent / "experiments" / "results"):
-        print("projections.png is left as it is: experiments/results has no cells of pcdp-table2")
+    for file, table in TABLES.items():
+        if not projections(HERE / file, HERE.parent.parent / "experiments" / "results", table):
+            print(f"{file} is left as it is: experiments/results has no cells of {table}")
     pipeline(HERE / "pipeline.png")
     audited(HERE / "audit.png")
 
