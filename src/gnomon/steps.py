@@ -80,6 +80,7 @@ class Descent:
         for term in self.terms:
             for name, value in term(weights).items():
                 step[name] = step[name] + value
+        optimizer.zero_grad(set_to_none=True)  # whatever a backward pass of somebody else left
         for name, value in step.items():
             parameters[name].grad = value
         optimizer.step()
@@ -148,6 +149,7 @@ class ConstrainedDescent:
         else:
             found = self.constraint.project(now - rate * torch.cat([released[name].flatten() for name in parameters]))
         _write(parameters, found)
+        optimizer.zero_grad(set_to_none=True)
         optimizer.step()  # moves nothing, there are no gradients: schedulers want to see it
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from gnomon.accounting import epsilon
+from gnomon.accounting import Account, epsilon
 from gnomon.federated import Client, fedavg, fedfdp, fedpcdp, pfa
 from gnomon.federated.setup import build, participations
 from gnomon.federated.simulate import InProcess, run_round
@@ -176,8 +176,8 @@ def test_seeded_and_missing_noise_give_no_guarantee():
     run_round(federation.server, InProcess(federation.clients), quietly)
     assert not federated_statement(config, federation.server, False, 0).guarantee
     for member in federation.server.members.values():
-        member.account.noise_multiplier = 0.0
-        member.account._known.clear()
+        member.account = Account(member.account.sampler, 0.0)
+        member.account.charge(2)
     silent = federated_statement(config, federation.server, True, 0)
     assert silent.epsilon == math.inf
     assert not silent.guarantee

@@ -7,6 +7,7 @@ from typing import Any
 
 from gnomon import validate
 from gnomon.accounting import bounds, search
+from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler, epsilon
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.run import Run
@@ -41,14 +42,41 @@ class Account:
         accountant: Accountant = "pld",
         expansion: Expansion | None = None,
     ) -> None:
-        self.sampler = chosen_sampler(None, sampler)
-        self.noise_multiplier = validate.non_negative("noise_multiplier", noise_multiplier)
-        self.adjacency = self.sampler.adjacency(adjacency)
-        self.accountant = chosen_accountant(accountant)
-        self.expansion = expansion
-        bounds.supported(self.accountant, self.sampler, self.adjacency)
+        self._sampler = chosen_sampler(None, sampler)
+        self._noise_multiplier = validate.non_negative("noise_multiplier", noise_multiplier)
+        self._adjacency = self._sampler.adjacency(adjacency)
+        self._accountant = chosen_accountant(accountant)
+        self._expansion = expansion
+        bounds.supported(self._accountant, self._sampler, self._adjacency)
         self._steps = 0
         self._known: dict[tuple[int, float], Epsilon] = {}
+
+    # settings cannot be changed: that would put another price on steps that were taken
+
+    @property
+    def sampler(self) -> Sampling:
+        """How records are drawn."""
+        return self._sampler
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over bound."""
+        return self._noise_multiplier
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which data sets count as neighbours."""
+        return self._adjacency
+
+    @property
+    def accountant(self) -> Accountant:
+        """Who adds up."""
+        return self._accountant
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """How far what is released can stretch a change."""
+        return self._expansion
 
     @property
     def steps(self) -> int:
@@ -108,7 +136,9 @@ class Account:
         >>> Account.from_dict(Account(Shuffled(40), 2.0).to_dict()).sampler
         Shuffled(steps_per_epoch=40)
         """
-        kind = next(name for name, one in KINDS.items() if type(self.sampler) is one)
+        kind = next((name for name, one in KINDS.items() if type(self.sampler) is one), None)
+        if kind is None:
+            raise validate.SettingError("sampler", type(self.sampler).__name__, f"one of {', '.join(KINDS)}")
         return {
             "sampler": {"kind": kind} | asdict(self.sampler),  # type: ignore[call-overload]
             "noise_multiplier": self.noise_multiplier,

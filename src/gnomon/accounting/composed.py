@@ -115,6 +115,7 @@ class Joint:
         relation = common_adjacency(accounts) if adjacency is None else checked(adjacency)
         counts: Counter[tuple[Sampling, float, Expansion | None]] = Counter()
         for account in accounts:
+            account.sampler.adjacency(relation)  # refuses one under which its steps cost something else
             sampler = account.sampler if account.sampler.amplified else FullBatch()
             if uses := account.sampler.uses(account.steps):
                 counts[sampler, account.noise_multiplier, account.expansion] += uses

@@ -108,6 +108,11 @@ def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
     notes = []
     if source.counted:
         notes.append("The number of classes was read off the labels: the largest label is NOT protected.")
+    if is_own(config.data) and (source.cut or config.private is not None or len(public)):
+        notes.append(
+            "Who is among the training records was drawn here from all records of the file: neighbours are sets of "
+            "training records, after that draw."
+        )
     if len(public):
         notes.append(
             f"The {len(public)} public records were drawn from {config.data} with split seed {config.split_seed}."

@@ -25,6 +25,8 @@ class Loader:
         self._device = device
         if isinstance(data, Records):
             data = (data.inputs, data.targets)
+        if isinstance(data, tuple | list) and len(data) != 2 and any(isinstance(one, Tensor) for one in data):
+            raise TypeError(f"{name} holds {len(data)} tensors: give two, inputs and targets")
         self._tensors = isinstance(data, tuple | list) and len(data) == 2 and _all_tensors(data)
         self._data: Any = tuple(data) if self._tensors else data
         if self._tensors:

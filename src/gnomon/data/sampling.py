@@ -24,6 +24,7 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
     >>> sorted(torch.cat([next(drawn), next(drawn)]).tolist())
     [0, 1, 2, 3, 4]
     """
+    _check_size(sampling, records)
     if isinstance(sampling, TruncatedPoisson):
         while True:
             chosen = poisson(sampling.sample_rate, records, randomness)
@@ -39,12 +40,18 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
         while True:
             yield from shuffle(records, randomness).tensor_split(sampling.steps_per_epoch)
     elif isinstance(sampling, FixedSize):
-        if sampling.batch_size > records:
-            raise SettingError("batch_size", sampling.batch_size, f"at most the {records} records there are")
         while True:
             yield shuffle(records, randomness)[: sampling.batch_size]
     else:
         raise SettingError("sampler", sampling, "Poisson, TruncatedPoisson, FullBatch, Shuffled or FixedSize")
+
+
+def _check_size(sampling: Sampling, records: int) -> None:
+    if isinstance(sampling, TruncatedPoisson) and records > sampling.dataset_size:
+        allowed = f"at least the {records} records there are: how often batches are full is part of the accounting"
+        raise SettingError("dataset_size", sampling.dataset_size, allowed)
+    if isinstance(sampling, FixedSize) and sampling.batch_size > records:
+        raise SettingError("batch_size", sampling.batch_size, f"at most the {records} records there are")
 
 
 def poisson(sample_rate: float, records: int, randomness: NoiseSource) -> Tensor:

@@ -36,10 +36,23 @@ class Spending:
         """Find out which data set this is, and refuse a run that its budget cannot pay for."""
         if self.ledger is None:
             return
-        if self._identity is None:
-            self._identity = self.ledger.identify(data, self._name)
+        identity = self.ledger.identify(data, self._name)
+        if self._dataset and self._identity is not None and identity.mark != self._identity.mark:
+            self._enter(identity)
+        self._identity = identity
         if not self.run:
             self.ledger.check(self._identity, self._account, self._steps)
+
+    def _enter(self, identity: Identity) -> None:
+        """Records that have come since the run began count too; other records are refused."""
+        assert self.ledger is not None
+        state = self.ledger.state()
+        if not state.family(self._dataset) & set(state.matches(identity)):
+            raise LedgerError(
+                f"run {self.run} was entered for other records: give it the ones that it started with, or make another "
+                "Trainer for these"
+            )
+        self.ledger.dataset(identity, self._name or self.label)
 
     def start(self) -> None:
         """Enter the run, or open it again."""

@@ -24,7 +24,7 @@ class StepWeighted:
             self._seen = int(count)
             self.total += rate
         for mean, value in zip(averaged, current, strict=True):  # type: ignore[call-overload]
-            mean.lerp_(value, rate / float(self.total))
+            mean.lerp_(value, rate / float(self.total) if self.total else 1.0)  # a warm-up may begin at 0
 
 
 def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:

@@ -174,6 +174,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
         trainer.scheduler.load_state_dict(state["scheduler"])
     if trainer.average is not None:
         trainer.average.load_state_dict(state["average"])
+    trainer.draw_anew()
     steps = trainer.spending.resume(facts["run"], train)
     if steps > trainer.account.steps:
         trainer.account.charge(steps - trainer.account.steps)

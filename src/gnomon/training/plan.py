@@ -55,7 +55,7 @@ def plan(
     sampling = _sampling(sample_rate, sampler)
     per_epoch = getattr(sampling, "steps_per_epoch", max(1, round(1 / sampling.rate)))
     count = _count(epochs, steps, per_epoch)
-    _warn_of_large_delta(delta, expected_batch_size / sampling.rate)
+    _warn_of_large_delta(delta, expected_batch_size * max(per_epoch, 1 / sampling.rate))
     if sigma is not None:
         sigma = validate.non_negative("noise_multiplier", sigma)
         account = Account(sampling, sigma, adjacency, accountant, expansion)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
 from gnomon.data import Loader, check_disjoint
@@ -15,6 +16,7 @@ from gnomon.methods import Update
 from gnomon.updates import Loss, Updates
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.untouched import untouched
+from gnomon.validate import SettingError
 
 
 class NotPrivate(ValueError):
@@ -39,6 +41,37 @@ clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead
                 f"module '{name}' is {type(module).__name__}: it mixes the samples of a batch, so no "
                 "clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead"
             )
+
+
+def refuse_max_norm(model: nn.Module) -> None:
+    """Embeddings that shorten the rows they look up, in place and without noise: trainable or frozen.
+
+    >>> refuse_max_norm(nn.Embedding(3, 2, max_norm=1.0).requires_grad_(False))
+    Traceback (most recent call last):
+    gnomon.training.refusals.NotPrivate: module '' is Embedding with max_norm: looking a row up changes it, so the \
+saved model would show who looked; build it without max_norm
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise NotPrivate(
+                f"module '{name}' is {type(module).__name__} with max_norm: looking a row up changes it, so the saved "
+                "model would show who looked; build it without max_norm"
+            )
+
+
+def refuse_optimizer(optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """An optimizer or a scheduler that cannot be driven by released gradients alone.
+
+    >>> refuse_optimizer(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]), None)
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: optimizer = 'LBFGS' is not allowed: give one that takes one gradient a step
+    """
+    if isinstance(optimizer, LBFGS):
+        raise SettingError("optimizer", "LBFGS", "one that takes one gradient a step")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise SettingError(
+            "scheduler", "ReduceLROnPlateau", "one that needs no metric: a private loss must not steer the step size"
+        )
 
 
 def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
@@ -71,17 +104,18 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
         return
     changed = pytree.tree_map_only(Tensor, _other_last, inputs)
     shorter = pytree.tree_map_only(Tensor, lambda t: t[:-1], (inputs, targets))
-    with untouched(model) as buffers:
+    with untouched(model, parameters=True) as before:
         if not model.training:
             model.train()
         random = torch.get_rng_state()
         whole = update(model, loss, inputs, targets)
         draws = not torch.equal(random, torch.get_rng_state())
-        if touched := buffers.changed():
+        if touched := before.changed():
+            what = "parameter" if touched in dict(model.named_parameters()) else "buffer"
             raise NotPrivate(
-                f"a training forward pass changes the buffer '{touched}': raw statistics of people would "
+                f"a training forward pass changes the {what} '{touched}': what it reads off people's records would "
                 "end up in the saved model; build the module without running statistics "
-                "(track_running_stats=False)"
+                "(track_running_stats=False) or whatever else writes there"
             )
         others = torch.arange(size - 1)
         torch.set_rng_state(random)

@@ -15,15 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 
 from gnomon import methods, validate
-from gnomon.accounting import Epsilon, Sampling
+from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
-from gnomon.data import Loader, positions
+from gnomon.data import Loader
 from gnomon.data.sampling import shuffle
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import averaging
+from gnomon.training.draws import Draws
 from gnomon.training.evaluate import evaluate
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
@@ -32,6 +33,8 @@ from gnomon.training.refusals import (
     refuse_batch_norm,
     refuse_dependence,
     refuse_foreign_parameters,
+    refuse_max_norm,
+    refuse_optimizer,
     refuse_overlap,
 )
 from gnomon.training.result import BudgetExhausted, Result
@@ -97,11 +100,13 @@ class Trainer:
         progress: bool = True,
     ) -> None:
         refuse_batch_norm(model)
+        refuse_max_norm(model)
         refuse_foreign_parameters(model, optimizer)
+        refuse_optimizer(optimizer, scheduler)
         self.model, self.optimizer = model, optimizer
         self.loss = per_sample(loss)
-        self.method = method or methods.dp_sgd()
-        self.noise = noise or SecureNoise()
+        self._method = method or methods.dp_sgd()
+        self._noise = noise or SecureNoise()
         self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm) if self.method.private else math.inf
         if not self.method.private:
             noise_multiplier = no_noise(self.method.name, target_epsilon, noise_multiplier)
@@ -121,7 +126,6 @@ class Trainer:
         )
         self.method.check(self.plan.sampler)
         self.method.step.prepare(model, optimizer)
-        self.account = self.plan.account
         # seeded noise hides nothing, so there is nothing to count
         used = ledger if self.noise.private else None
         self.spending = Spending(used, self.account, self.plan.last, dataset=dataset, label=label or self.method.name)
@@ -139,10 +143,41 @@ class Trainer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
-        self._sequence: tuple[int, Iterator[Tensor]] | None = None
+        self._sequence: Draws | None = None
         self._independent = False
         if example is not None:
             self._check_independence(*example)
+
+    # -- what the accounting is about ------------------------------------------------------------
+
+    @property
+    def account(self) -> Account:
+        """What has been spent."""
+        return self.plan.account
+
+    @property
+    def noise(self) -> NoiseSource:
+        """Where noise and batches come from."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: NoiseSource) -> None:
+        if noise.private != self._noise.private:
+            raise validate.SettingError("noise", type(noise).__name__, "a source that hides as much as the one before")
+        self._noise = noise
+
+    @property
+    def method(self) -> methods.Method:
+        """How records become a step. Another one must cost the same."""
+        return self._method
+
+    @method.setter
+    def method(self, method: methods.Method) -> None:
+        if method.expansion != self.account.expansion or method.private != self._method.private:
+            allowed = "one whose steps cost the same as those that were planned, or another Trainer"
+            raise validate.SettingError("method", method.name, allowed)
+        method.check(self.plan.sampler)
+        self._method, self._independent = method, False
 
     # -- what it costs ---------------------------------------------------------------------------
 
@@ -179,9 +214,16 @@ class Trainer:
         loader = self._loader(train)
         draws = self._draws(len(loader))
         self.spending.start()
+        self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
             self._drawn += 1
-            yield loader.take(next(draws))
+            yield loader.take(draws.take())
+            if self._drawn and isinstance(self.plan.sampler, Shuffled):
+                raise RuntimeError(
+                    "a shuffled batch was drawn and not handed to step(): epochs are counted by their batches, so step "
+                    "each one before the next is drawn"
+                )
+            self._make_up()
 
     def step(self, inputs: Any, targets: Any) -> Record:
         """One private step on a batch from `batches`. Returns unprotected diagnostics."""
@@ -210,6 +252,8 @@ class Trainer:
         scored on `validation` after every `evaluate_every` epochs, and at the end.
         """
         validate.whole("evaluate_every", evaluate_every)
+        if validation is not None:
+            Loader(validation, "validation")  # what cannot be read is named before anything is spent
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -218,10 +262,11 @@ class Trainer:
         draws = self._draws(len(loader))
         started = time.monotonic()
         self.spending.start()
+        self._make_up()
         bar = Bar(self.method.name, total=self.plan.last, done=self.account.steps, visible=self.progress)
         with StopRequest() as stop, bar:
             while self.account.steps < self.plan.last and not stop.asked:
-                steps.append(self._step(self._physical(loader, next(draws))))
+                steps.append(self._step(self._physical(loader, draws.take())))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
                 last = stop.asked or self.account.steps == self.plan.last
@@ -250,6 +295,10 @@ class Trainer:
         if self.account.steps + 1 > self.plan.affordable:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
+            )
+        if [name for name, p in self.model.named_parameters() if p.requires_grad] != list(self._parameters):
+            raise RuntimeError(
+                "parameters were frozen or thawed since this Trainer was made, and it would not follow: make another"
             )
         basis = self._basis_now()
         before, between = (self.method.project == where for where in ("before", "between"))
@@ -328,23 +377,36 @@ class Trainer:
         self.spending.admit(loader)
         return loader
 
-    def _draws(self, size: int) -> Iterator[Tensor]:
+    def _draws(self, size: int) -> Draws:
         """The positions of the coming steps. A second call goes on where the first one stopped.
 
         Starting a shuffled epoch anew would use a record twice where it is counted once.
         """
         if self._sequence is None:
-            self._sequence = size, positions(self.plan.sampler, size, self.noise)
-        if self._sequence[0] != size:
+            self._sequence = Draws(self.plan.sampler, size, self.noise, self.account.steps)
+        if self._sequence.size != size:
             raise ValueError(
-                f"train holds {size} records, an earlier call had {self._sequence[0]}: "
+                f"train holds {size} records, an earlier call had {self._sequence.size}: "
                 "one Trainer accounts for one data set; make another for other data"
             )
-        return self._sequence[1]
+        return self._sequence
+
+    def _make_up(self) -> None:
+        """Count shuffled batches that were drawn and never released, after an error for example.
+
+        The epoch after them begins as many steps earlier, with records that were used in this one.
+        """
+        if isinstance(self.plan.sampler, Shuffled) and self._sequence is not None:
+            for _ in range(self._sequence.taken + self._sequence.begun - self.account.steps):
+                self._charge()
+
+    def draw_anew(self) -> None:
+        """Forget the order of the records that are left, where another account of the steps was taken up."""
+        self._sequence = None
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
-        self._independent = True
+        self._independent = batch_size(inputs) > 1  # one alone shows nothing
 
     def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {

@@ -6,49 +6,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-class Buffers:
-    """The buffers of a model as they were."""
+class Before:
+    """The buffers of a model as they were, and its parameters if asked."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    def __init__(self, model: nn.Module, parameters: bool) -> None:
+        self._model, self._parameters = model, parameters
+        self._kept = {name: value.detach().clone() for name, value in self._now()}
+
+    def _now(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._model.named_buffers()
+        if self._parameters:
+            yield from self._model.named_parameters()
 
     def changed(self) -> str | None:
-        """The name of a buffer that differs now, if any."""
-        for name, buffer in self._model.named_buffers():
-            if name not in self._before or not torch.equal(buffer, self._before[name]):
+        """The name of what differs now, if anything does."""
+        for name, value in self._now():
+            if name not in self._kept or not torch.equal(value, self._kept[name]):
                 return name
         return None
 
     @torch.no_grad()
     def restore(self) -> None:
-        for name, buffer in self._model.named_buffers():
-            if name in self._before and self._before[name].shape == buffer.shape:
-                buffer.copy_(self._before[name])
+        for name, value in self._now():
+            if name in self._kept and self._kept[name].shape == value.shape:
+                value.copy_(self._kept[name])
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[Buffers]:
-    """Puts buffers, training modes and the random state back as they were.
+def untouched(model: nn.Module, parameters: bool = False) -> Iterator[Before]:
+    """Puts buffers, training modes, the random state, and parameters if asked, back as they were.
 
     >>> model = nn.BatchNorm1d(2)
-    >>> with untouched(model) as buffers:
+    >>> with untouched(model) as before:
     ...     _ = model(torch.randn(4, 2))
-    ...     print(buffers.changed())
+    ...     print(before.changed())
     running_mean
     >>> model.num_batches_tracked.item()
     0
     """
-    buffers = Buffers(model)
+    before = Before(model, parameters)
     modes = {module: module.training for module in model.modules()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
-            yield buffers
+            yield before
     finally:
-        buffers.restore()
+        before.restore()
         for module, mode in modes.items():
             module.training = mode

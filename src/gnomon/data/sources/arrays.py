@@ -52,8 +52,16 @@ def npz(path: Path) -> Source:
         problem = f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
         raise DataError(path, problem, "store both in the same shape")
     seen = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))
-    about = f"arrays of {path.name}"
-    return Source(path.stem, train, test, seen if classes is None else classes, shape, about, counted=classes is None)
+    return Source(
+        path.stem,
+        train,
+        test,
+        seen if classes is None else classes,
+        shape,
+        f"arrays of {path.name}",
+        cut=SPLIT[0] not in stored,
+        counted=classes is None,
+    )
 
 
 def _read(path: Path) -> Mapping[str, NDArray[Any]]:

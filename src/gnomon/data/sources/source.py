@@ -30,5 +30,7 @@ class Source:
     description: str
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Where the named columns of a table stand among the inputs."""
+    cut: bool = False
+    """Whether the test records were drawn from the file's records here."""
     counted: bool = False
     """Whether the number of classes was read off the labels, which makes the largest one public."""

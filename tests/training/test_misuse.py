@@ -1,0 +1,242 @@
+"""A Trainer used in unusual ways: nothing leaves without noise, and nothing is left uncounted."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon import Trainer, methods
+from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
+from gnomon.ledger import Ledger, LedgerError
+from gnomon.release import SecureNoise, SeededNoise
+from gnomon.training import NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
+from gnomon.validate import SettingError
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def records(seed: int = 0, n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long()
+
+
+def trainer(model: nn.Module | None = None, **settings: Any) -> Trainer:
+    model = model or nn.Linear(3, 2)
+    usual: dict[str, Any] = {
+        "expected_batch_size": 4, "noise_multiplier": 1.0, "target_delta": 1e-3, "steps": 10, "progress": False,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "noise": SeededNoise(0),
+    }  # fmt: skip
+    if "sampler" not in settings:
+        usual["sample_rate"] = 0.1
+    usual |= settings
+    return Trainer(model, LOSS, usual.pop("optimizer"), **usual)
+
+
+# -- nothing leaves without noise ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_frozen_table_that_looking_up_changes_is_refused(kind):
+    table = kind(50, 4, max_norm=0.5).requires_grad_(False)
+    with pytest.raises(NotPrivate, match="max_norm"):
+        trainer(nn.Sequential(table, nn.Flatten(), nn.Linear(4, 2)))
+
+
+class Counts(nn.Module):
+    """Adds up what it sees, in a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.seen += x.detach().sum(0)
+        return self.last(x)
+
+
+def test_a_forward_pass_that_writes_into_a_frozen_parameter_is_refused_and_undone():
+    model = Counts()
+    with pytest.raises(NotPrivate, match="parameter 'seen'"):
+        trainer(model).fit(records())
+    assert not model.seen.any()
+
+
+def test_what_a_backward_pass_left_behind_does_not_move_frozen_layers():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    x, y = records()
+    LOSS(model(x), y).sum().backward()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    trainer(model).fit((x, y))
+    assert torch.equal(model[0].weight, before)
+
+
+def test_what_a_backward_pass_left_behind_does_not_move_a_constrained_model():
+    model = nn.Linear(3, 2, bias=False)
+    held = methods.dp_comp_gd("l1:0.001", sketch=None)
+    one = trainer(model, method=held, sampler=FullBatch(), expected_batch_size=40)
+    x, y = records()
+    LOSS(model(x), y).sum().backward()
+    one.fit((x, y))
+    assert float(model.weight.detach().abs().sum()) <= 0.0011
+
+
+def test_freezing_and_thawing_between_steps_is_refused():
+    one = trainer(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    batches = one.batches(records())
+    one.step(*next(batches))
+    one.model[0].requires_grad_(False)
+    with pytest.raises(RuntimeError, match="frozen or thawed"):
+        one.step(*next(batches))
+
+
+def test_an_example_of_one_record_does_not_switch_the_check_off():
+    class Mixing(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input - input.mean(0))
+
+    x, y = records()
+    one = trainer(Mixing(3, 2), example=(x[:1], y[:1]))
+    with pytest.raises(NotPrivate):
+        one.fit((x, y))
+
+
+# -- nothing is left uncounted ---------------------------------------------------------------------
+
+
+def uses(seen: list[torch.Tensor]) -> int:
+    """How often the record that was used most often was used."""
+    rows = torch.cat(seen)[:, 0]
+    return int(torch.unique(rows, return_counts=True)[1].max())
+
+
+def test_a_shuffled_epoch_that_an_error_cut_short_is_counted_as_begun():
+    seen: list[torch.Tensor] = []
+    one = trainer(sampler=Shuffled(10), steps=10)
+    real, left = one._step, [4]
+
+    def failing(physical: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        batch = list(physical)
+        seen.extend(inputs for inputs, _ in batch)
+        return real(batch)
+
+    one._step = failing  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        one.fit(records())
+    one.fit(records())
+    assert one.account.steps == 10
+    assert uses(seen) == one.account.sampler.uses(one.account.steps) == 1
+
+
+def test_a_shuffled_batch_that_is_left_out_is_not_overlooked():
+    one = trainer(sampler=Shuffled(10), steps=20)
+    batches = one.batches(records())
+    next(batches)
+    with pytest.raises(RuntimeError, match="step each one"):
+        next(batches)
+    one.fit(records())
+    assert one.account.steps == 20, "19 releases and the batch that was left out"
+
+
+def test_other_records_need_another_trainer(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    one = trainer(ledger=ledger, noise=SecureNoise())
+    one.step(*next(one.batches(records(0))))
+    with pytest.raises(LedgerError, match="other records"):
+        one.fit(records(1))
+    x, y = records(0)
+    more = torch.cat([x, torch.randn(1, 3)])[1:], y  # one has gone, one has come
+    one.fit(more)
+    assert len(ledger.state().datasets) == 2
+    ledger.shut()
+
+
+def test_a_restored_run_goes_on_with_its_own_records(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    first, second = (trainer(ledger=ledger, noise=SecureNoise(), steps=40) for _ in range(2))
+    first.step(*next(first.batches(records(0))))
+    save_checkpoint(first, tmp_path)
+    restore_checkpoint(second, read_checkpoint(tmp_path), records(0))
+    with pytest.raises(LedgerError, match="other records"):
+        second.fit(records(1))
+    ledger.shut()
+
+
+def test_more_records_than_declared_are_refused_where_full_batches_are_accounted():
+    sampler = TruncatedPoisson(0.1, max_batch_size=8, dataset_size=30)
+    with pytest.raises(SettingError, match="at least the 40 records"):
+        trainer(sampler=sampler).fit(records())
+    trainer(sampler=TruncatedPoisson(0.1, max_batch_size=8, dataset_size=40)).fit(records())
+
+
+def test_a_planned_run_keeps_its_price():
+    one = trainer()
+    for name, value in (("noise_multiplier", 9.0), ("sampler", Poisson(0.01)), ("adjacency", "zero-out")):
+        with pytest.raises(AttributeError):
+            setattr(one.account, name, value)
+    with pytest.raises(AttributeError):
+        one.account = Account(Poisson(0.1), 9.0)
+    with pytest.raises(SettingError, match="noise"):
+        one.noise = SecureNoise()
+    with pytest.raises(SettingError, match="cost the same"):
+        one.method = methods.comp_sgd("l1:5")
+    one.method = methods.rsdp()
+
+
+def test_an_adjacency_that_a_sampling_refuses_is_refused_in_a_sum_too():
+    account = Account(Shuffled(10), 1.0)
+    account.charge(10)
+    with pytest.raises(SettingError, match="adjacency"):
+        composed([account], 1e-5, "add-remove")
+
+
+# -- what cannot work is said before anything is spent ---------------------------------------------
+
+
+def test_optimizers_schedulers_and_validation_sets_that_cannot_work_are_named_first():
+    model = nn.Linear(3, 2)
+    with pytest.raises(SettingError, match="LBFGS"):
+        trainer(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(SettingError, match="ReduceLROnPlateau"):
+        trainer(model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    one = trainer()
+    with pytest.raises(TypeError, match="validation holds 1 tensors"):
+        one.fit(records(), validation=(records()[0],))
+    assert one.account.steps == 0
+
+
+def test_a_large_delta_is_warned_of_for_every_sampling():
+    for sampler in (Shuffled(10), FixedSize(4, 40), Poisson(0.1)):
+        with pytest.warns(UserWarning, match="40"):
+            trainer(sampler=sampler, target_delta=0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer(sampler=sampler, target_delta=1e-3)
+
+
+def test_an_average_bears_a_warm_up_from_zero():
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    held = methods.dp_comp_gd("l1:5", sketch=None)
+    one = trainer(model, method=held, optimizer=optimizer, scheduler=warm, scheduler_every="step", sampler=FullBatch())
+    one.fit(records())
+    assert torch.isfinite(model.weight).all()
+
+
+def test_a_sampler_of_one_s_own_is_named(tmp_path):
+    class Own(Poisson):
+        pass
+
+    with pytest.raises(SettingError, match="Own"):
+        Account(Own(0.1), 1.0).to_dict()
