@@ -221,6 +221,7 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
             known = [row for row in line if row["published"] is not None]
             panel.plot([row["sigma"] for row in known], [row["published"] for row in known], "--", color=shade, lw=1)
         panel.set_title(data, fontsize=10)
+        panel.set_xticks(sorted({row["sigma"] for row in mine}))
         panel.set_xlabel("noise multiplier σ")
     axes[0].plot([], [], "--", color=GREY, lw=1, label="published")
     axes[0].set_ylabel("test accuracy (%)")
@@ -271,7 +272,7 @@ def fair_picture(found: Sequence[Row]) -> Picture | None:
                 color=shades[row["method"]],
                 label=NAMES.get(row["method"], row["method"]) if panel is axes[0] else None,
             )  # fmt: skip
-        panel.set_yscale("log")
+        panel.set_ylim(bottom=0)
         panel.set_title(data, fontsize=10)
         panel.set_xlabel("accuracy (%)")
     axes[0].set_ylabel("variance of the clients' losses")
