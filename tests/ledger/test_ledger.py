@@ -440,6 +440,26 @@ def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, ca
     assert not (tmp_path / "c").exists()
 
 
+def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
+    ledger = Ledger(own_ledger)
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=20)
+    ledger.reserve(run)
+    ledger.shut()
+    for words, answer in {
+        ("show",): "1 runs, 16 steps",
+        ("show", "patients"): f"run {run}",
+        ("budget", "patients", "--epsilon", "3"): "budget  epsilon = 3 at delta = 1e-05",
+        ("close", run): f"run {run} is closed: 16 steps spent, 4 free again",
+        ("verify",): "5 entries, every one in its place",
+        ("export",): '"kind": "close"',
+    }.items():
+        assert main(["ledger", *words]) == 0
+        assert answer in capsys.readouterr().out
+    assert not Ledger(own_ledger).run(run).open
+    assert main(["ledger", "close", "nobody"]) == 2
+    assert "does not know the run nobody" in capsys.readouterr().err
+
+
 def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     main([*short, "--insecure-noise-seed", "1", "--out", str(tmp_path / "a")])

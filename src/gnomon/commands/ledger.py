@@ -109,7 +109,7 @@ def add_ledger(commands: Any) -> None:
         help="the settings of all runs were fixed before the first result was seen: tight accounting may be used",
     )
     close = _verb(verbs, "close", _close, "a run that was killed will not go on: free the steps it never reserved")
-    close.add_argument("run", help="the id of the run")
+    close.add_argument("closed", metavar="RUN", help="the id of the run")  # `run` is the command itself
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -218,7 +218,7 @@ def _budget(args: argparse.Namespace) -> int:
 
 def _close(args: argparse.Namespace) -> int:
     ledger = existing(args)
-    ledger.close(args.run)
-    run = ledger.run(args.run)
+    ledger.close(args.closed)
+    run = ledger.run(args.closed)
     print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")
     return 0
