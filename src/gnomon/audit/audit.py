@@ -142,7 +142,9 @@ class StepAudit:
             rows = self.target.releases(data, releases, parts=cut)
             seen[name] = view(rows)
             uncovered = float(view.outside(rows).max())
-            findings += parts.law(name, seen[name] - middle, uncovered, claim.noise_multiplier, exact or data is None)
+            findings += parts.law(
+                name, seen[name] - middle, uncovered, claim.noise_multiplier, exact or data is None, view.tensors
+            )
             if bar is not None:
                 bar.update(releases)
         noise = torch.cat([rows - self._sums[name][0] for name, rows in seen.items()])
