@@ -7,12 +7,15 @@ import time
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import gnomon
 from gnomon import Trainer
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson
 from gnomon.audit import Claim, Probe, ProbeBench, StepAudit, TrainerTarget, audit, one_run, probe_loss, sampling
+from gnomon.audit.sampling import _poisson
+from gnomon.audit.target import NoNoise
 from gnomon.cli import main
 from gnomon.methods import Method, dp_sgd, pcdp, rsdp
 from gnomon.release import SeededNoise
@@ -164,6 +167,36 @@ class Favourite(Trainer):
                                      TruncatedPoisson(0.05, 120, 1000), TruncatedPoisson(0.1, 100, 1000)])  # fmt: skip
 def test_honest_samplers_pass(sampler):
     assert [one.what for one in sampling(Trainer, Claim(1.0, sampler, 100, 1e-5)) if not one.ok] == []
+
+
+@pytest.mark.parametrize(("q", "steps", "records"), [(1e-5, 300, 4000), (3e-4, 300, 1000), (0.01, 50, 200)])
+def test_tests_of_the_sampler_fail_no_more_often_than_they_say(q, steps, records):
+    draw = torch.Generator().manual_seed(0)
+    tables = ((torch.rand(steps, records, generator=draw) < q).double() for _ in range(100))
+    low: dict[str, int] = {}
+    for one in (one for table in tables for one in _poisson(table, q)):
+        low[one.what] = low.get(one.what, 0) + (one.value <= 0.05)
+    assert all(stats.binomtest(count, 100, 0.05, alternative="greater").pvalue > 1e-4 for count in low.values()), low
+
+
+@pytest.mark.parametrize("kind", [Sticky, Favourite])
+def test_other_samplers_are_caught_at_small_rates(kind):
+    assert not all(one.ok for one in sampling(kind, Claim(1.0, Poisson(2.56e-4), 100, 1e-5)))
+
+
+def test_randomness_of_the_trainer_is_that_of_its_copies():
+    used = []
+
+    class Watching(Trainer):
+        def __init__(self, *given, **settings):
+            super().__init__(*given, **settings)
+            used.append(settings.get("noise"))
+
+    trainer = trainer_of(kind=Watching, sampler=FullBatch(), steps=3)
+    audit(trainer, releases=20, canaries=4, whole_run=20)
+    noisy = [one for one in used if not isinstance(one, NoNoise)]
+    assert noisy
+    assert all(one is trainer.noise for one in noisy)
 
 
 @pytest.mark.parametrize(

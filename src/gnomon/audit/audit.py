@@ -74,11 +74,12 @@ def audit(
     with tqdm(total=4 * releases, unit="release", disable=not progress, desc="audit", dynamic_ncols=True) as bar:
         step = StepAudit(target, bench, canaries)
         findings, lower, shown = step.run(releases, alpha, trainer.method.pre_noise == 0, bar)
-    findings += sampling(type(trainer), target.claim)
+    findings += sampling(type(trainer), target.claim, noise=trainer.noise)
     run: OneRun | None = None
     if whole_run:
         run = one_run(target.claim, method=trainer.method, canaries=whole_run, size=_run_size(trainer), alpha=alpha,
-                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size)  # fmt: skip
+                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size,
+                      noise=trainer.noise)  # fmt: skip
     return Report(
         target.claim,
         confidence,
