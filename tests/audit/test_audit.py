@@ -124,6 +124,44 @@ def test_a_model_of_ones_own_is_attacked_with_its_records():
         audit(trainer)
 
 
+class MasksByHand(nn.Module):
+    def forward(self, x):
+        return x * (torch.rand_like(x) > 0.5)
+
+
+def with_masks(*masks: nn.Module, method=None) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), *masks, nn.Linear(30, 2))
+    return Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), method=method,
+        sample_rate=0.05, expected_batch_size=8, noise_multiplier=2.0, target_delta=1e-5, steps=50,
+        noise=SeededNoise(0), progress=False,
+    )  # fmt: skip
+
+
+FEW = (torch.randn(50, 5, generator=torch.Generator().manual_seed(1)), torch.arange(50) % 2)
+
+
+@pytest.mark.parametrize("method", [dp_sgd(), pcdp((torch.randn(40, 5), torch.arange(40) % 2), 8)])
+def test_a_sound_model_with_dropout_is_consistent_and_the_report_says_what_was_off(method):
+    trainer = with_masks(nn.Dropout(0.5), nn.RReLU(), nn.AlphaDropout(0.2), method=method)
+    report = audit(trainer, FEW, releases=20, canaries=8)
+    assert report.ok, report.table()
+    assert "dropout was off" in report.table()
+    assert trainer.model[2].p == 0.5
+    assert "dropout" not in audit(with_masks(), FEW, releases=20, canaries=8).table()
+
+
+def test_a_clipping_bug_beside_dropout_is_still_caught(monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
+    assert not audit(with_masks(nn.Dropout(0.5)), FEW, releases=20, canaries=8).ok
+
+
+def test_a_model_that_draws_by_itself_is_refused_not_called_violated():
+    with pytest.raises(SettingError, match="draw nothing themselves"):
+        audit(with_masks(MasksByHand()), FEW, releases=20, canaries=8)
+
+
 @pytest.mark.parametrize("setting", [{"canaries": 0}, {"releases": 5}, {"confidence": 1.0}, {"whole_run": -1}])
 def test_settings_that_cannot_be_used_are_refused(setting):
     with pytest.raises(SettingError, match=next(iter(setting))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gnomon.audit import bounds, parts
 from gnomon.audit.bench import Batch, Bench, Probe, ProbeBench, RecordBench
 from gnomon.audit.findings import Finding, LowerBound
 from gnomon.audit.onerun import OneRun, one_run
+from gnomon.audit.repeatable import OFF
 from gnomon.audit.report import Report
 from gnomon.audit.sampling import sampling
 from gnomon.audit.target import Target, TrainerTarget
@@ -88,9 +90,16 @@ def audit(
         shown,
         run,
         trainer.method.describe(),
-        () if trainer.noise.private else ("not private: seeded noise. Whoever knows the seed can subtract the noise.",),
+        tuple(_caveats(trainer, target)),
         time.monotonic() - started,
     )
+
+
+def _caveats(trainer: Trainer, target: TrainerTarget) -> Iterator[str]:
+    if not trainer.noise.private:
+        yield "not private: seeded noise. Whoever knows the seed can subtract the noise."
+    if target.dropout:
+        yield OFF
 
 
 def _run_size(trainer: Trainer) -> int | None:
@@ -119,9 +128,11 @@ class StepAudit:
 
     def __init__(self, target: Target, bench: Bench, canaries: int) -> None:
         self.target = target
+        some = bench.canaries(target.view, canaries)
+        parts.refuse_randomness(target, some)
         self.moved = parts.moved(target, bench.pairs(target.view))
         self.worst = max(self.moved, key=lambda one: one.length)
-        self.canaries = parts.canaries(target, bench.canaries(target.view, canaries))
+        self.canaries = parts.canaries(target, some)
         self._sums: dict[str, tuple[Tensor, Batch | None, int]] = {
             "nobody": (target.view(target.releases(None, 1, noisy=False))[0], None, 1),
             "without": (self.worst.before, self.worst.pair.without, 1),

@@ -15,6 +15,7 @@ from gnomon.audit import bounds
 from gnomon.audit.bench import Batch, Pair, singles
 from gnomon.audit.findings import Finding
 from gnomon.audit.target import Target
+from gnomon.validate import SettingError
 
 TOLERANCE = 1e-4
 """How far above the clip bound rounding may put a contribution."""
@@ -53,6 +54,19 @@ class Moved:
         found = float(self.change.norm())
         covered = self.uncovered <= OUTSIDE * max(1.0, found)
         return found if covered and math.isfinite(found) else math.inf
+
+
+def refuse_randomness(target: Target, data: Batch) -> None:
+    """Two sums of the same data with noise off must be one: else chance would be taken for a record's contribution."""
+    first, second = (target.releases(data, 1, noisy=False)[0] for _ in range(2))
+    apart, length = float(torch.dist(first, second)), float(first.norm())
+    if apart > TOLERANCE * max(1.0, length):
+        raise SettingError(
+            "model",
+            f"two sums of the same records without noise that are {apart:.2g} C apart",
+            "a model and loss that draw nothing themselves, for the audit: dropout modules are switched off, "
+            "calls such as F.dropout or torch.rand in a forward pass are not",
+        )
 
 
 def moved(target: Target, pairs: list[Pair]) -> list[Moved]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.audit.bench import Batch
 from gnomon.audit.claim import Claim
+from gnomon.audit.repeatable import without_dropout
 from gnomon.audit.view import Still, View
 from gnomon.methods import Method
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
@@ -71,7 +72,7 @@ class TrainerTarget:
 
     A copy has the same class, model, loss, method, clip bound, divisor and noise. Its optimizer is plain SGD with
     learning rate 1, so that `-(change of the weights) * divisor` is the released sum; weights are put back after
-    each step.
+    each step. Copies draw no masks of dropout.
 
     >>> from gnomon.audit import Probe, probe_loss
     >>> model = Probe(4)
@@ -88,7 +89,8 @@ class TrainerTarget:
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
             still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
-        moment = Moment(trainer.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
+        self.model, self.dropout = without_dropout(trainer.model)
+        moment = Moment(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
         self.view = View(self.method, moment)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
@@ -115,7 +117,7 @@ class TrainerTarget:
 
     def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
         """The Trainer again, from the start, for other data."""
-        trainer, model = self.trainer, copy.deepcopy(self.trainer.model)
+        trainer, model = self.trainer, copy.deepcopy(self.model)
         chosen: dict[str, Any] = {
             "method": self.method,
             "max_grad_norm": trainer.max_grad_norm,
