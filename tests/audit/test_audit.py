@@ -13,7 +13,18 @@ from torch import nn
 import gnomon
 from gnomon import Trainer
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson
-from gnomon.audit import Claim, Probe, ProbeBench, StepAudit, TrainerTarget, audit, one_run, probe_loss, sampling
+from gnomon.audit import (
+    Claim,
+    Probe,
+    ProbeBench,
+    RecordBench,
+    StepAudit,
+    TrainerTarget,
+    audit,
+    one_run,
+    probe_loss,
+    sampling,
+)
 from gnomon.audit.sampling import _poisson
 from gnomon.audit.target import NoNoise
 from gnomon.cli import main
@@ -122,6 +133,39 @@ def test_a_model_of_ones_own_is_attacked_with_its_records():
     assert report.epsilon > 0.8 * report.claim.epsilon
     with pytest.raises(SettingError, match="data = None"):
         audit(trainer)
+
+
+@pytest.mark.parametrize(("bound", "divisor"), [("0.01", 1000), ("0.001", 250), ("0.001", 1000), ("1e-6", 1000)])
+def test_steps_that_are_small_beside_the_weights_are_read_with_all_digits(bound, divisor):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 20), nn.Tanh(), nn.Linear(20, 3))
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.05,
+        expected_batch_size=divisor, max_grad_norm=float(bound), noise_multiplier=1.0, target_delta=1e-5, steps=50,
+        noise=SeededNoise(0), progress=False,
+    )  # fmt: skip
+    bench = RecordBench((torch.randn(50, 5), torch.arange(50) % 3), 8)
+    findings, lower, _ = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=8).run(20, 2.5e-4)
+    assert [str(one) for one in findings if not one.ok] == []
+    assert max(lower.values()) <= 1
+
+
+class Meddling(Trainer):
+    """Writes the plain sum of a batch into the weights beside the step."""
+
+    def _step(self, physical):
+        inputs, targets = next(iter(physical))
+        record = super()._step([(inputs, targets)])
+        if len(inputs):
+            with torch.no_grad():
+                self.model.first.weight -= 0.1 * inputs.nan_to_num()[:, : self.model.first.in_features].sum(0)
+        return record
+
+
+def test_a_change_of_the_weights_beside_the_optimizer_is_seen():
+    bench = ProbeBench(64, 1.0, 8)
+    step = StepAudit(TrainerTarget(trainer_of(kind=Meddling), bench.one), bench, canaries=4)
+    assert not all(one.ok for one in step.run(20, 2.5e-4)[0])
 
 
 class MasksByHand(nn.Module):
