@@ -12,7 +12,7 @@ from torch import nn
 
 import gnomon
 from gnomon import Trainer
-from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson
+from gnomon.accounting import FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson
 from gnomon.audit import (
     Claim,
     Probe,
@@ -246,7 +246,9 @@ class Favourite(Trainer):
 
 
 @pytest.mark.parametrize("sampler", [Poisson(0.1), Poisson(0.004), Poisson(1.0), FullBatch(), Shuffled(7),
-                                     TruncatedPoisson(0.05, 120, 1000), TruncatedPoisson(0.1, 100, 1000)])  # fmt: skip
+                                     TruncatedPoisson(0.05, 120, 1000), TruncatedPoisson(0.1, 100, 1000),
+                                     FixedSize(64, 1000), FixedSize(1), FixedSize(2000, 3000),
+                                     FixedSize(5, 5)])  # fmt: skip
 def test_honest_samplers_pass(sampler):
     assert [one.what for one in sampling(Trainer, Claim(1.0, sampler, 100, 1e-5)) if not one.ok] == []
 
@@ -295,6 +297,41 @@ def test_other_samplers_than_the_declared_one_are_caught(kind, what):
     assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
 
 
+class WithReplacement(Trainer):
+    """Records are drawn one by one."""
+
+    def _draws(self, size):
+        return ((size * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
+
+
+class PoissonAllTheSame(Trainer):
+    """Batches of any size, claimed to be fixed."""
+
+    def _draws(self, size):
+        return gnomon.data.positions(Poisson(0.064), size, self.noise)
+
+
+class FirstHalf(Trainer):
+    """Half of the records never come."""
+
+    def _draws(self, size):
+        return gnomon.data.positions(self.plan.sampler, size // 2, self.noise)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (WithReplacement, "nobody twice in a batch"),
+        (PoissonAllTheSame, "largest batch"),
+        (FirstHalf, "most and least drawn record"),
+        (Sticky, "in two steps running"),
+    ],
+)
+def test_batches_that_are_not_fixed_as_declared_are_caught(kind, what):
+    found = sampling(kind, Claim(1.0, FixedSize(64, 1000), 100, 1e-5))
+    assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
+
+
 # -- a whole run ---------------------------------------------------------------------------------------
 
 
@@ -328,6 +365,11 @@ def test_the_command_says_violated_and_exits_with_one(monkeypatch, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["sentence"].endswith("VIOLATED")
     assert values["lower_bound"] > values["claim"]["epsilon"]
+
+
+def test_the_command_audits_fixed_batches(capsys):
+    assert main([*QUICK, "--sampler", "fixed"]) == 0
+    assert "largest batch" in capsys.readouterr().out
 
 
 def test_the_command_audits_named_models_on_data(capsys):

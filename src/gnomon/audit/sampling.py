@@ -9,7 +9,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from gnomon.accounting import FullBatch, Shuffled, TruncatedPoisson
+from gnomon.accounting import FixedSize, FullBatch, Shuffled, TruncatedPoisson
 from gnomon.audit import bounds
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.claim import Claim
@@ -36,6 +36,10 @@ def sampling(
     if isinstance(claim.sampler, TruncatedPoisson):
         records = claim.sampler.dataset_size
         steps = max(20, min(steps, 10**7 // records))
+    if isinstance(claim.sampler, FixedSize):
+        size = claim.sampler.batch_size
+        records = max(size, min(claim.sampler.dataset_size or max(1000, 4 * size), 10**5))
+        steps = max(20, min(steps, 10**7 // records))
     if isinstance(claim.sampler, Shuffled):
         steps = 5 * claim.sampler.steps_per_epoch
     table = presence(trainer, claim, records, steps, noise)
@@ -45,6 +49,8 @@ def sampling(
         epochs = table.reshape(5, -1, records).sum(1)
         ends = {"most": float(epochs.max()), "fewest": float(epochs.min())}
         return [_exactly(f"{name} times in an epoch", value, 1.0) for name, value in ends.items()]
+    if isinstance(claim.sampler, FixedSize):
+        return _fixed(table, claim.sampler.batch_size)
     q = claim.sampler.rate
     found = []
     if isinstance(claim.sampler, TruncatedPoisson):
@@ -89,6 +95,25 @@ def _poisson(table: Tensor, q: float) -> list[Finding]:
         "nobody twice in a batch": 1.0 if float(table.max()) <= 1 else 0.0,
     }
     return [_likely(what, p) for what, p in tests.items()]
+
+
+def _fixed(table: Tensor, size: int) -> list[Finding]:
+    """Tests of batches of so many different records, each drawn afresh from all of them."""
+    steps, records = table.shape
+    again = float((table[1:] * table[:-1]).sum())
+    # how many of a batch were in the one before: hypergeometric, whatever that one was
+    possible = np.arange(size + 1)
+    log_pmf = stats.hypergeom.logpmf(possible, records, size, size)
+    ends = {"largest batch": float(table.sum(1).max()), "smallest batch": float(table.sum(1).min())}
+    return [
+        *(_exactly(what, value, size) for what, value in ends.items()),
+        _likely("nobody twice in a batch", 1.0 if float(table.max()) <= 1 else 0.0),
+        _likely("most and least drawn record, p", _ends(table.sum(0), steps, size / records)),
+        _likely("in two steps running, p", bounds.by_chance(
+            again, (steps - 1) * size * size / records,
+            lambda t: (steps - 1) * float(special.logsumexp(log_pmf + t * possible)),
+        )),
+    ]  # fmt: skip
 
 
 def _spread(counts: Tensor, trials: int, q: float) -> float:
