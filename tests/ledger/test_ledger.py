@@ -460,6 +460,42 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     assert "does not know the run nobody" in capsys.readouterr().err
 
 
+def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):
+    budget = ["ledger", "budget", "digits", "--epsilon", "0.001"]
+    assert main(budget) == 2
+    assert "--by-name" in capsys.readouterr().err
+    assert not own_ledger.exists()
+    Ledger(own_ledger).shut()
+    assert main(budget) == 2
+    assert "none yet" in (said := capsys.readouterr().err)
+    assert "--by-name enters a name for runs with --data-id" in said
+    assert main([*budget, "--by-name"]) == 0
+    assert "without it they do NOT" in capsys.readouterr().out
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    assert main([*short, "--data-id", "digits", "--out", str(tmp_path / "a")]) == 2
+    assert "budget" in capsys.readouterr().err
+
+
+def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
+    ledger = Ledger(own_ledger)
+    mark = ledger.dataset(ledger.identify(data()), "digits")
+    budget = ["ledger", "budget", "digits", "--epsilon", "3"]
+    assert main(budget) == 0
+    assert f"all runs on digits ({mark}) together" in capsys.readouterr().out
+    assert main([*budget, "--by-name"]) == 2
+    assert f"known by its records as {mark}" in capsys.readouterr().err
+    ledger.dataset("digits")  # as a run with --data-id digits does
+    for command in (budget, ["ledger", "show", "digits"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"{mark} (digits, known by its records)" in said
+        assert "name:digits (digits, known by --data-id)" in said
+    for one in (mark, "name:digits"):
+        assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
+        assert ledger.state().budget(one, "one record").epsilon == 2
+    ledger.shut()
+
+
 def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     main([*short, "--insecure-noise-seed", "1", "--out", str(tmp_path / "a")])

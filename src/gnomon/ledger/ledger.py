@@ -90,17 +90,26 @@ class Ledger:
             self._add(rows, state, "dataset", content)
             return identity.mark
 
-    def find(self, text: str) -> str:
-        """The id of the data set that a person means by a name, an id, or the beginning of one."""
+    def named(self, text: str) -> list[str]:
+        """The ids of the data sets with this name: declared, and known by content."""
         with self._rows() as (_, state):
-            exact = [one for one in state.datasets if text in (one, one.removeprefix("name:"))]
-            named = [one for one, about in state.datasets.items() if about["name"] == text]
-            begun = [one for one in state.datasets if one.startswith(text)]
-            for found in (exact, named, begun):
-                if found and all(one in state.family(found[0]) for one in found):
-                    return found[0]
-            known = ", ".join(f"{about['name']} ({one})" for one, about in state.datasets.items()) or "none yet"
-            raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
+            return [one for one, about in state.datasets.items() if text in (about["name"], one.removeprefix("name:"))]
+
+    def find(self, text: str) -> str:
+        """The id of the data set that a person means by an id, a name, or the beginning of an id.
+
+        Data sets of one name that share no record are told apart by their ids only.
+        """
+        state, named = self.state(), self.named(text)
+        exact = [one for one in state.datasets if one == text]
+        begun = [one for one in state.datasets if one.startswith(text)]
+        for found in (exact, named, begun):
+            if found and all(one in state.family(found[0]) for one in found):
+                return found[0]
+            if found:
+                raise validate.SettingError("dataset", text, f"the id of one of these: {_list(state, found)}")
+        known = _list(state, list(state.datasets)) or "none yet"
+        raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
 
     def set_budget(self, dataset: str, budget: Budget, unit: str = RECORD) -> None:
         """From now on refuse runs that could bring the total of a data set above a budget."""
@@ -252,6 +261,16 @@ def default_path() -> Path:
         return Path(named)
     place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def _list(state: State, datasets: list[str]) -> str:
+    """Data sets for people: name, id, and how they are recognised."""
+
+    def about(one: str) -> str:
+        how = "by --data-id" if one.startswith("name:") else "by its records"
+        return f"{one} ({state.datasets[one]['name']}, known {how})"
+
+    return ", ".join(map(about, datasets))
 
 
 def _new_run(dataset: str, account: Account, steps: int, label: str, unit: str) -> LedgerRun:
