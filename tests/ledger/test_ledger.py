@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
 from gnomon.cli import main
-from gnomon.ledger import Budget, Head, Ledger, LedgerError
+from gnomon.ledger import Budget, Head, Ledger, LedgerError, needed_path
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -502,6 +502,24 @@ def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
     main([*short, "--ledger", "none", "--out", str(tmp_path / "b")])
     assert not own_ledger.exists()
     assert "in no ledger" in (tmp_path / "b" / "statement.txt").read_text()
+
+
+def test_none_in_the_environment_is_no_ledger_and_a_relative_path_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    monkeypatch.setenv("GNOMON_LEDGER", "none")
+    assert main([*short, "--out", "a"]) == 0
+    assert "in no ledger" in (tmp_path / "a" / "statement.txt").read_text()
+    for more in ([], ["--ledger", "none"]):
+        assert main(["ledger", "show", *more]) == 2
+        assert main(["ledger", "budget", "digits", "--epsilon", "1", "--by-name", *more]) == 2
+        assert "this needs a ledger" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="GNOMON_LEDGER says none"):
+        needed_path()
+    monkeypatch.setenv("GNOMON_LEDGER", "ledger.sqlite")
+    assert main([*short, "--out", "b"]) == 2
+    assert "GNOMON_LEDGER = 'ledger.sqlite' is not allowed: give an absolute path" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
 def test_a_missing_ledger_is_named(tmp_path, capsys):

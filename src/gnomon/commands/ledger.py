@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gnomon.ledger.state import State
     from gnomon.runs import Run
 
-NO_LEDGER = "none"
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that say where its steps are counted."""
@@ -68,14 +66,16 @@ def _resume(args: argparse.Namespace) -> Run:
 
 
 def chosen(path: str | None) -> Ledger | None:
-    """The ledger that `--ledger` stands for.
+    """The ledger that `--ledger` stands for, or GNOMON_LEDGER without it; None for "none".
 
     >>> chosen("none") is None
     True
     """
     from gnomon.ledger import Ledger, default_path
+    from gnomon.ledger.ledger import NO_LEDGER
 
-    return None if path == NO_LEDGER else Ledger(path or default_path())
+    found = None if path == NO_LEDGER else path or default_path()
+    return None if found is None else Ledger(found)
 
 
 def add_ledger(commands: Any) -> None:
@@ -126,9 +126,9 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
 
 
 def existing(args: argparse.Namespace) -> Ledger:
-    from gnomon.ledger import Ledger, default_path
+    from gnomon.ledger import Ledger, needed_path
 
-    path = Path(args.ledger) if args.ledger else default_path()
+    path = needed_path(args.ledger)
     if not path.exists():
         raise SettingError(
             "ledger", str(path), "a ledger that exists; the first private run makes it, or budget --by-name"
@@ -209,10 +209,10 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _budget(args: argparse.Namespace) -> int:
-    from gnomon.ledger import Budget, Ledger, default_path
+    from gnomon.ledger import Budget, Ledger, needed_path
 
     budget = Budget(args.epsilon, args.delta, args.declared)
-    ledger = Ledger(args.ledger or default_path()) if args.by_name else existing(args)
+    ledger = Ledger(needed_path(args.ledger)) if args.by_name else existing(args)
     dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"

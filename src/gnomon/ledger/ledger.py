@@ -24,6 +24,9 @@ from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
 BLOCK = 16
 """How many steps are reserved at a time: one durable write each, and as many lost at most when a run is killed."""
 
+NO_LEDGER = "none"
+"""In the place of a path: runs count alone."""
+
 
 @dataclass(frozen=True)
 class Total:
@@ -251,16 +254,40 @@ class Ledger:
         return state.runs[run]
 
 
-def default_path() -> Path:
+def default_path() -> Path | None:
     """Where the command line keeps its ledger: GNOMON_LEDGER, or a file of the user that outlives run folders.
+
+    None if GNOMON_LEDGER is "none". A relative path there would be another ledger in each folder, and is refused.
 
     >>> default_path().suffix
     '.sqlite'
     """
-    if named := os.environ.get("GNOMON_LEDGER"):
-        return Path(named)
+    named = os.environ.get("GNOMON_LEDGER")
+    if named == NO_LEDGER:
+        return None
+    if named:
+        if not Path(named).expanduser().is_absolute():
+            allowed = "an absolute path, or 'none': a relative one would be another ledger in each folder"
+            raise validate.SettingError("GNOMON_LEDGER", named, allowed)
+        return Path(named).expanduser()
     place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def needed_path(path: str | Path | None = None) -> Path:
+    """The given path or the default one, for what cannot do without a ledger.
+
+    >>> needed_path("ledger.sqlite").name
+    'ledger.sqlite'
+    >>> needed_path("none")
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: ledger = 'none' is not allowed: give a file: this needs a ledger
+    """
+    found = Path(path) if path else default_path()
+    if found is None or str(found) == NO_LEDGER:
+        where = " (GNOMON_LEDGER says none)" if not path else ""
+        raise validate.SettingError("ledger", NO_LEDGER, f"a file: this needs a ledger{where}")
+    return found
 
 
 def _list(state: State, datasets: list[str]) -> str:
