@@ -12,12 +12,14 @@ from torch import nn
 
 import gnomon
 from gnomon import Trainer
-from gnomon.accounting import FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson
+from gnomon.accounting import FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.audit import (
     Claim,
+    LowerBound,
     Probe,
     ProbeBench,
     RecordBench,
+    Report,
     StepAudit,
     TrainerTarget,
     audit,
@@ -343,6 +345,29 @@ def test_a_whole_run_is_consistent_and_a_broken_one_is_not(monkeypatch):
     broken = one_run(claim, canaries=200, alpha=1e-3)
     assert broken.right > honest.right
     assert broken.epsilon > claim.epsilon
+
+
+# -- the claim and the records -------------------------------------------------------------------------
+
+
+def test_the_claimed_epsilon_is_that_of_the_run_s_accountant():
+    claims = {name: Claim.of(trainer_of(accountant=name)) for name in ("pld", "rdp", "gdp")}
+    for name, claim in claims.items():
+        assert claim.epsilon == epsilon(noise_multiplier=1.4147, sampler=Poisson(0.01), steps=1000, delta=1e-5,
+                                        accountant=name)  # fmt: skip
+        assert claim.epsilon_at(claim.mu) == claims["pld"].epsilon
+    assert claims["gdp"].epsilon < claims["pld"].epsilon < claims["rdp"].epsilon
+    proved = (LowerBound("S and W", 0.7, 0.98),)
+    assert Report(claims["rdp"], 0.999, (), proved).ok
+    assert Report(claims["gdp"], 0.999, (), proved).failed == ["lower bound S and W"]
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_records_of_one_class_are_no_error(label):
+    bench = RecordBench((torch.randn(20, 5), torch.full((20,), label)), 4)
+    assert all(int(pair.canary[1].min()) >= 0 for pair in bench.pairs(None))
+    report = audit(with_masks(), (torch.randn(20, 5), torch.full((20,), label)), releases=20, canaries=4)
+    assert report.ok, report.table()
 
 
 # -- the command ---------------------------------------------------------------------------------------
