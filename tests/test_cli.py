@@ -211,12 +211,13 @@ def test_nothing_of_an_earlier_run_survives_an_overwrite_but_files_of_others_do(
     out = tmp_path / "run"
     assert main([*SHORT, "--method", "pcdp", "--public", "40", "--rank", "5", "--out", str(out)]) == 0
     assert main(["report", str(out)]) == 0
-    old = [out / "public-only.json", out / "tensorboard/events.out.tfevents.1.host", *out.glob("report-figures/*")]
+    left = [out / "tensorboard/events.out.tfevents.1.host", *(out / f"audit.{end}" for end in ("txt", "json", "png"))]
+    old = [out / "public-only.json", *left, *out.glob("report-figures/*")]
     own = [out / "thoughts.txt", out / "tensorboard/mine.txt"]
     (out / "tensorboard").mkdir()
-    for path in (old[1], *own):
+    for path in (*left, *own):
         path.write_text("x")
-    assert len(old) > 2
+    assert len(old) > 5
     assert main([*SHORT, "--out", str(out), "--overwrite"]) == 0
     assert not [path for path in old if path.exists()]
     assert not (out / "report-figures").exists()
@@ -234,6 +235,9 @@ def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
     settings = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "30", "--batch-size", "5"]
     # every record is the same, so the public ones occur among the private ones
     assert main([*SHORT, *settings, "--method", "pcdp", "--public", "5", "--out", str(out), "--overwrite"]) == 2
+    for flag in ("evaluate-every", "checkpoint-every", "diagnose"):
+        assert main([*SHORT, f"--{flag}", "0", "--out", str(out), "--overwrite"]) == 2
+        assert f"{flag} = 0 is not allowed" in capsys.readouterr().err
     assert {name: (out / name).read_bytes() for name in files(out)} == before
 
 

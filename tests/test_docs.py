@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PACKAGES = [
     "",
     ".accounting",
@@ -51,7 +52,15 @@ def test_every_public_function_and_class_has_an_example_that_runs(name):
     assert ">>>" in (inspect.getdoc(THINGS[name]) or ""), f"{name} has no example"
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_what_is_installed_and_read_is_there(page):
+    text = page.read_text()
+    assert not re.search(r"pip install\s+\S*gnomon", text), "Gnomon is on no registry: install a clone"
+    diagnosed = set(re.findall(r"gnomon diagnose (\S+)", text)) - {"runs/demo"}  # which make demo leaves
+    assert diagnosed <= set(re.findall(r"gnomon train.* --out (\S+)", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:

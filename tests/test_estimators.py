@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
-from gnomon import CompressedClassifier, CompressedRegressor
+from gnomon import CompressedClassifier, CompressedRegressor, Trainer
 from gnomon.data import CsrRecords, Loader
 from gnomon.losses import logistic
 from gnomon.models import SparseLinear
@@ -102,8 +103,38 @@ def test_regression_is_learnt_and_probabilities_sum_to_one():
     X, y = blobs(classes=3)
     chances = CompressedClassifier("l1:8", epsilon=None, steps=5).fit(X, y).predict_proba(X)
     np.testing.assert_allclose(chances.sum(1), 1.0)
-    with pytest.raises(AttributeError, match="loss='log'"):
-        CompressedClassifier("l1:8", epsilon=None, loss="hinge", steps=2).fit(X, y).predict_proba(X)
+    assert hasattr(CompressedClassifier(), "predict_proba")
+    hinge = CompressedClassifier("l1:8", epsilon=None, loss="hinge", steps=2).fit(X, y)
+    assert not hasattr(hinge, "predict_proba")
+    with pytest.raises(AttributeError, match="predict_proba") as raised:
+        hinge.predict_proba(X)
+    assert "loss='log'" in str(raised.value.__cause__)
+
+
+def test_the_statement_says_what_was_read_off_the_data():
+    X, y = blobs(n=60)
+    settings = {"sketch": None, "steps": 2}
+    text = CompressedClassifier("l1:8", **settings).fit(X, y).statement_.text()
+    assert "60 (counted: the number of records is public here)" in text
+    assert "declared, not counted" not in text
+    assert "Which classes there are was read off the labels" in text
+    assert "The number of records was read off the data" in text
+    assert "a scaler in a pipeline" in text
+    assert "classes" not in CompressedRegressor("l1:8", **settings).fit(X, X[:, 0]).statement_.text()
+
+
+def test_ctrl_c_is_not_swallowed(monkeypatch):
+    X, y = blobs(n=60)
+    real, model = Trainer._charge, CompressedClassifier("l1:8", sketch=None, steps=20)
+
+    def interrupted(trainer):
+        signal.raise_signal(signal.SIGINT)
+        real(trainer)
+
+    monkeypatch.setattr(Trainer, "_charge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert not hasattr(model, "coef_")
 
 
 def test_batches_last_iterates_and_clones_work():
@@ -118,7 +149,8 @@ def test_batches_last_iterates_and_clones_work():
 @pytest.mark.parametrize(
     ("settings", "named"),
     [({"loss": "squares"}, "loss"), ({"form": "E"}, "form"), ({"iterate": "best"}, "iterate"),
-     ({"epsilon": -1.0}, "epsilon"), ({"constraint": "l9:1"}, "constraint"), ({"batch_rate": 2.0}, "batch_rate")],
+     ({"epsilon": -1.0}, "epsilon"), ({"constraint": "l9:1"}, "constraint"), ({"batch_rate": 2.0}, "batch_rate"),
+     ({"lr": float("nan")}, "lr"), ({"constraint": 5}, "constraint = 5 is not allowed: give l1:RADIUS")],
 )  # fmt: skip
 def test_bad_settings_are_refused_by_name(settings, named):
     X, y = blobs(n=20)

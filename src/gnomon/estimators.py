@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -23,7 +25,18 @@ from gnomon.methods import Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_
 from gnomon.models.sparse import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
-from gnomon.validate import SettingError, sample_rate
+from gnomon.validate import SettingError, positive, sample_rate
+
+COUNTED = "counted: the number of records is public here"
+
+READ_OFF = (
+    "The number of records was read off the data and is not protected: neighbouring data have as many.",
+    "Whatever was done to the data before fit is outside the guarantee: a scaler in a pipeline that learns from them, "
+    "settings chosen by a search over them.",
+)
+"""What the statement of an estimator says beside that of a Trainer."""
+
+CLASSES = "Which classes there are was read off the labels and is not protected."
 
 
 class _Compressed(BaseEstimator):  # type: ignore[misc]
@@ -68,7 +81,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def _train(self, rows: Any, targets: Tensor, outputs: int) -> None:
+    def _train(self, rows: Any, targets: Tensor, outputs: int, notes: tuple[str, ...] = READ_OFF) -> None:
         if self.loss not in self._losses:
             raise SettingError("loss", self.loss, f"one of {', '.join(self._losses)}")
         if self.iterate not in ("average", "last"):
@@ -82,7 +95,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         trainer = Trainer(
             model,
             self._losses[self.loss],
-            torch.optim.SGD(model.parameters(), lr=self.lr),
+            torch.optim.SGD(model.parameters(), lr=positive("lr", self.lr)),
             method=self._method(),
             max_grad_norm=self.max_grad_norm,
             sampler=sampler,
@@ -92,9 +105,12 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
             target_delta=self.delta,
             steps=self.steps,
             noise=noise,
+            notes=() if self.epsilon is None else notes,
             progress=False,
         )
         result = trainer.fit(data)
+        if result.stopped == "interrupted":  # half a model would pass for a whole one, and a search would go on
+            raise KeyboardInterrupt
         final = model if trainer.average is None else trainer.average.module
         weights = next(iter(final.parameters())).detach().double().numpy()
         weights = weights if isinstance(model, SparseLinear) else weights.T
@@ -103,7 +119,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         self.intercept_: NDArray[np.float64] = weights[:, features] if self.fit_intercept else np.zeros(outputs)
         self.n_iter_ = result.steps
         self.epsilon_ = result.epsilon
-        self.statement_ = trainer.statement()
+        self.statement_ = dataclasses.replace(trainer.statement(), divisor=COUNTED)
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -139,6 +155,12 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         return np.asarray(rows @ self.coef_.T) + self.intercept_
 
 
+def _has_probabilities(model: Any) -> bool:
+    if model.loss != "log":
+        raise AttributeError(f"predict_proba needs loss='log'; loss = {model.loss!r} gives scores only")
+    return True
+
+
 class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
     """Logistic regression or a linear support vector machine, held to a convex set, trained by DP-CompGD.
 
@@ -151,7 +173,8 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
     - `iterate`: "average" of all iterates, or the "last".
     - `random_state`: None for noise that nobody can predict. A number repeats it, and is NOT private.
 
-    Which classes there are is read off `y` and is not protected. `statement_` is the privacy statement.
+    How many records and which classes there are is read off `X` and `y` and is not protected. Nor is anything that a
+    pipeline or a search learns from the data before `fit`. `statement_` is the privacy statement and says so.
 
     >>> X, y = np.random.default_rng(0).standard_normal((300, 5)), np.arange(300) % 2
     >>> X[:, 0] += 4 * y
@@ -192,7 +215,7 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
         self.classes_, places = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y holds 1 class: a classifier needs at least 2 classes")
-        self._train(rows, torch.from_numpy(places.astype(np.int64)), self._outputs())
+        self._train(rows, torch.from_numpy(places.astype(np.int64)), self._outputs(), (*READ_OFF, CLASSES))
         return self
 
     def _outputs(self) -> int:
@@ -213,10 +236,9 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
         found: NDArray[Any] = self.classes_[best]
         return found
 
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities, if the loss is "log"."""
-        if self.loss != "log":
-            raise AttributeError(f"predict_proba needs loss='log'; loss = {self.loss!r} gives scores only")
+        """Probabilities; only the loss "log" has them."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], 1)

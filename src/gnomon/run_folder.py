@@ -12,7 +12,8 @@ from gnomon.validate import SettingError
 
 FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
-    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.json", "public-only.json", "report.html",
+    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.txt", "audit.json", "audit.png", "public-only.json",
+    "report.html",
 )  # fmt: skip
 """What a run, a look inside it, an audit or a report leaves."""
 

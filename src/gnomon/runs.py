@@ -67,6 +67,9 @@ def train(
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
     whole("evaluate-every", config.evaluate_every)  # before anything of an earlier run is touched
+    for name, every in (("checkpoint-every", checkpoint_every), ("diagnose", diagnose_every)):
+        if every is not None:
+            whole(name, every)
     if tensorboard:
         EventFiles(out / "tensorboard")  # a missing package shows now
     source = load(config.data, config.data_dir)
@@ -76,12 +79,9 @@ def train(
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
-    every = max(trainer.plan.steps_per_epoch, BLOCK)
-    if checkpoint_every is not None:
-        every = whole("checkpoint-every", checkpoint_every)
     notes = {
         "config": dataclasses.asdict(config),
-        "every": every,
+        "every": checkpoint_every or max(trainer.plan.steps_per_epoch, BLOCK),
         "dataset": dataset,
         "tensorboard": tensorboard,
         "diagnose_every": diagnose_every,

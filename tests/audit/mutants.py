@@ -121,6 +121,23 @@ class NoNoiseOnEmptyBatches(Door):
         return super().release()
 
 
+class OneTensorWithLittleNoise(Door):
+    """The last tensor gets four fifths of its noise."""
+
+    kept = 0.8
+
+    def release(self):
+        last = list(self.like)[-1]
+        bare = self._sum[last].clone() if last in self._sum else torch.zeros_like(self.like[last])
+        released = super().release()
+        bare = bare.div(self.expected_batch_size).view(released[last].shape)
+        return released | {last: bare + self.kept * (released[last] - bare)}
+
+
+class OneTensorWithoutNoise(OneTensorWithLittleNoise):
+    kept = 0.0
+
+
 class NoiseDividedUnderAccumulation(Door):
     """Each physical batch brings its share of noise, but the shares are too small."""
 
@@ -185,6 +202,7 @@ DOORS: dict[str, tuple[type[Door], str]] = {
     "noise reused": (NoiseReused, "W all: likeness of two steps"),
     "noise reused later": (NoiseReusedLater, "W all: likeness of two steps"),
     "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W nobody: deviation"),
+    "one tensor without noise": (OneTensorWithoutNoise, "deviation of each coordinate"),
     "noise divided under accumulation": (NoiseDividedUnderAccumulation, "W canaries: deviation"),
 }
 """Each bug of the release, and the finding that must name it."""

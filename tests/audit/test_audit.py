@@ -7,12 +7,28 @@ import time
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import gnomon
 from gnomon import Trainer
-from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson
-from gnomon.audit import Claim, Probe, ProbeBench, StepAudit, TrainerTarget, audit, one_run, probe_loss, sampling
+from gnomon.accounting import FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
+from gnomon.audit import (
+    Claim,
+    LowerBound,
+    Probe,
+    ProbeBench,
+    RecordBench,
+    Report,
+    StepAudit,
+    TrainerTarget,
+    audit,
+    one_run,
+    probe_loss,
+    sampling,
+)
+from gnomon.audit.sampling import _poisson
+from gnomon.audit.target import NoNoise
 from gnomon.cli import main
 from gnomon.methods import Method, dp_sgd, pcdp, rsdp
 from gnomon.release import SeededNoise
@@ -121,6 +137,77 @@ def test_a_model_of_ones_own_is_attacked_with_its_records():
         audit(trainer)
 
 
+@pytest.mark.parametrize(("bound", "divisor"), [("0.01", 1000), ("0.001", 250), ("0.001", 1000), ("1e-6", 1000)])
+def test_steps_that_are_small_beside_the_weights_are_read_with_all_digits(bound, divisor):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 20), nn.Tanh(), nn.Linear(20, 3))
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.05,
+        expected_batch_size=divisor, max_grad_norm=float(bound), noise_multiplier=1.0, target_delta=1e-5, steps=50,
+        noise=SeededNoise(0), progress=False,
+    )  # fmt: skip
+    bench = RecordBench((torch.randn(50, 5), torch.arange(50) % 3), 8)
+    findings, lower, _ = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=8).run(20, 2.5e-4)
+    assert [str(one) for one in findings if not one.ok] == []
+    assert max(lower.values()) <= 1
+
+
+class Meddling(Trainer):
+    """Writes the plain sum of a batch into the weights beside the step."""
+
+    def _step(self, physical):
+        inputs, targets = next(iter(physical))
+        record = super()._step([(inputs, targets)])
+        if len(inputs):
+            with torch.no_grad():
+                self.model.first.weight -= 0.1 * inputs.nan_to_num()[:, : self.model.first.in_features].sum(0)
+        return record
+
+
+def test_a_change_of_the_weights_beside_the_optimizer_is_seen():
+    bench = ProbeBench(64, 1.0, 8)
+    step = StepAudit(TrainerTarget(trainer_of(kind=Meddling), bench.one), bench, canaries=4)
+    assert not all(one.ok for one in step.run(20, 2.5e-4)[0])
+
+
+class MasksByHand(nn.Module):
+    def forward(self, x):
+        return x * (torch.rand_like(x) > 0.5)
+
+
+def with_masks(*masks: nn.Module, method=None) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), *masks, nn.Linear(30, 2))
+    return Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), method=method,
+        sample_rate=0.05, expected_batch_size=8, noise_multiplier=2.0, target_delta=1e-5, steps=50,
+        noise=SeededNoise(0), progress=False,
+    )  # fmt: skip
+
+
+FEW = (torch.randn(50, 5, generator=torch.Generator().manual_seed(1)), torch.arange(50) % 2)
+
+
+@pytest.mark.parametrize("method", [dp_sgd(), pcdp((torch.randn(40, 5), torch.arange(40) % 2), 8)])
+def test_a_sound_model_with_dropout_is_consistent_and_the_report_says_what_was_off(method):
+    trainer = with_masks(nn.Dropout(0.5), nn.RReLU(), nn.AlphaDropout(0.2), method=method)
+    report = audit(trainer, FEW, releases=20, canaries=8)
+    assert report.ok, report.table()
+    assert "dropout was off" in report.table()
+    assert trainer.model[2].p == 0.5
+    assert "dropout" not in audit(with_masks(), FEW, releases=20, canaries=8).table()
+
+
+def test_a_clipping_bug_beside_dropout_is_still_caught(monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
+    assert not audit(with_masks(nn.Dropout(0.5)), FEW, releases=20, canaries=8).ok
+
+
+def test_a_model_that_draws_by_itself_is_refused_not_called_violated():
+    with pytest.raises(SettingError, match="draw nothing themselves"):
+        audit(with_masks(MasksByHand()), FEW, releases=20, canaries=8)
+
+
 @pytest.mark.parametrize("setting", [{"canaries": 0}, {"releases": 5}, {"confidence": 1.0}, {"whole_run": -1}])
 def test_settings_that_cannot_be_used_are_refused(setting):
     with pytest.raises(SettingError, match=next(iter(setting))):
@@ -161,9 +248,41 @@ class Favourite(Trainer):
 
 
 @pytest.mark.parametrize("sampler", [Poisson(0.1), Poisson(0.004), Poisson(1.0), FullBatch(), Shuffled(7),
-                                     TruncatedPoisson(0.05, 120, 1000), TruncatedPoisson(0.1, 100, 1000)])  # fmt: skip
+                                     TruncatedPoisson(0.05, 120, 1000), TruncatedPoisson(0.1, 100, 1000),
+                                     FixedSize(64, 1000), FixedSize(1), FixedSize(2000, 3000),
+                                     FixedSize(5, 5)])  # fmt: skip
 def test_honest_samplers_pass(sampler):
     assert [one.what for one in sampling(Trainer, Claim(1.0, sampler, 100, 1e-5)) if not one.ok] == []
+
+
+@pytest.mark.parametrize(("q", "steps", "records"), [(1e-5, 300, 4000), (3e-4, 300, 1000), (0.01, 50, 200)])
+def test_tests_of_the_sampler_fail_no_more_often_than_they_say(q, steps, records):
+    draw = torch.Generator().manual_seed(0)
+    tables = ((torch.rand(steps, records, generator=draw) < q).double() for _ in range(100))
+    low: dict[str, int] = {}
+    for one in (one for table in tables for one in _poisson(table, q)):
+        low[one.what] = low.get(one.what, 0) + (one.value <= 0.05)
+    assert all(stats.binomtest(count, 100, 0.05, alternative="greater").pvalue > 1e-4 for count in low.values()), low
+
+
+@pytest.mark.parametrize("kind", [Sticky, Favourite])
+def test_other_samplers_are_caught_at_small_rates(kind):
+    assert not all(one.ok for one in sampling(kind, Claim(1.0, Poisson(2.56e-4), 100, 1e-5)))
+
+
+def test_randomness_of_the_trainer_is_that_of_its_copies():
+    used = []
+
+    class Watching(Trainer):
+        def __init__(self, *given, **settings):
+            super().__init__(*given, **settings)
+            used.append(settings.get("noise"))
+
+    trainer = trainer_of(kind=Watching, sampler=FullBatch(), steps=3)
+    audit(trainer, releases=20, canaries=4, whole_run=20)
+    noisy = [one for one in used if not isinstance(one, NoNoise)]
+    assert noisy
+    assert all(one is trainer.noise for one in noisy)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +299,41 @@ def test_other_samplers_than_the_declared_one_are_caught(kind, what):
     assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
 
 
+class WithReplacement(Trainer):
+    """Records are drawn one by one."""
+
+    def _draws(self, size):
+        return ((size * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
+
+
+class PoissonAllTheSame(Trainer):
+    """Batches of any size, claimed to be fixed."""
+
+    def _draws(self, size):
+        return gnomon.data.positions(Poisson(0.064), size, self.noise)
+
+
+class FirstHalf(Trainer):
+    """Half of the records never come."""
+
+    def _draws(self, size):
+        return gnomon.data.positions(self.plan.sampler, size // 2, self.noise)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (WithReplacement, "nobody twice in a batch"),
+        (PoissonAllTheSame, "largest batch"),
+        (FirstHalf, "most and least drawn record"),
+        (Sticky, "in two steps running"),
+    ],
+)
+def test_batches_that_are_not_fixed_as_declared_are_caught(kind, what):
+    found = sampling(kind, Claim(1.0, FixedSize(64, 1000), 100, 1e-5))
+    assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
+
+
 # -- a whole run ---------------------------------------------------------------------------------------
 
 
@@ -191,6 +345,29 @@ def test_a_whole_run_is_consistent_and_a_broken_one_is_not(monkeypatch):
     broken = one_run(claim, canaries=200, alpha=1e-3)
     assert broken.right > honest.right
     assert broken.epsilon > claim.epsilon
+
+
+# -- the claim and the records -------------------------------------------------------------------------
+
+
+def test_the_claimed_epsilon_is_that_of_the_run_s_accountant():
+    claims = {name: Claim.of(trainer_of(accountant=name)) for name in ("pld", "rdp", "gdp")}
+    for name, claim in claims.items():
+        assert claim.epsilon == epsilon(noise_multiplier=1.4147, sampler=Poisson(0.01), steps=1000, delta=1e-5,
+                                        accountant=name)  # fmt: skip
+        assert claim.epsilon_at(claim.mu) == claims["pld"].epsilon
+    assert claims["gdp"].epsilon < claims["pld"].epsilon < claims["rdp"].epsilon
+    proved = (LowerBound("S and W", 0.7, 0.98),)
+    assert Report(claims["rdp"], 0.999, (), proved).ok
+    assert Report(claims["gdp"], 0.999, (), proved).failed == ["lower bound S and W"]
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_records_of_one_class_are_no_error(label):
+    bench = RecordBench((torch.randn(20, 5), torch.full((20,), label)), 4)
+    assert all(int(pair.canary[1].min()) >= 0 for pair in bench.pairs(None))
+    report = audit(with_masks(), (torch.randn(20, 5), torch.full((20,), label)), releases=20, canaries=4)
+    assert report.ok, report.table()
 
 
 # -- the command ---------------------------------------------------------------------------------------
@@ -213,6 +390,11 @@ def test_the_command_says_violated_and_exits_with_one(monkeypatch, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["sentence"].endswith("VIOLATED")
     assert values["lower_bound"] > values["claim"]["epsilon"]
+
+
+def test_the_command_audits_fixed_batches(capsys):
+    assert main([*QUICK, "--sampler", "fixed"]) == 0
+    assert "largest batch" in capsys.readouterr().out
 
 
 def test_the_command_audits_named_models_on_data(capsys):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gnomon import Trainer
-from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, probe_loss
+from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, parts, probe_loss
 from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
 from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
-from gnomon.release import SeededNoise
+from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import PublicEigenspace
 from tests.audit import mutants
 
@@ -99,6 +99,26 @@ def test_the_bug_is_caught_and_named(family, bug, monkeypatch):
 def test_one_draw_for_two_parameters_is_caught(family, monkeypatch):
     monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoiseReusedNow)
     assert "likeness of two coordinates" in " ".join(on_probe(family, releases=40))
+
+
+@pytest.mark.parametrize(
+    ("door", "classes", "finding"),
+    [
+        (Door, 3, ""),
+        (mutants.OneTensorWithoutNoise, 3, "deviation of each coordinate"),
+        (mutants.OneTensorWithLittleNoise, 60, "deviation of 2.bias"),
+    ],
+)
+def test_a_small_tensor_of_a_large_model_is_looked_at(door, classes, finding, monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 99_900 // (classes + 7)), nn.Tanh())
+    model.append(nn.Linear(model[0].out_features, classes))
+    assert sum(p.numel() for p in model.parameters()) > 40 * parts.MOST_COORDINATES
+    data = torch.randn(20, 6), torch.randint(0, classes, (20,))
+    trainer = trainer_of(None, model, nn.CrossEntropyLoss(reduction="none"))
+    found = verdict(trainer, RecordBench(data, 4), releases=40)
+    assert finding in " ".join(found) if finding else found == []
 
 
 @pytest.mark.parametrize("family", SUBSPACES)

@@ -365,6 +365,20 @@ def test_bad_arrays_are_named_with_the_remedy(arrays, message, tmp_path):
     assert "own.npz" in str(caught.value)
 
 
+def test_bytes_beside_other_numbers_are_refused_and_two_of_a_kind_are_scaled_alike(tmp_path):
+    bytes_, numbers, y = np.full((4, 3), 255, dtype=np.uint8), np.ones((4, 3), dtype=np.float32), np.arange(4) % 2
+    parts = {"y_train": y, "y_test": y}
+    for train, test in ((bytes_, numbers), (numbers, bytes_), (bytes_, bytes_.astype(np.int64))):
+        np.savez(tmp_path / "own.npz", x_train=train, x_test=test, **parts)
+        with pytest.raises(DataError, match="both as uint8, which is divided by 255, or neither"):
+            load(str(tmp_path / "own.npz"))
+    np.savez(tmp_path / "own.npz", x_train=bytes_, x_test=bytes_, **parts)
+    source = load(str(tmp_path / "own.npz"))
+    assert float(source.train.inputs.max()) == float(source.test.inputs.max()) == 1.0
+    np.savez(tmp_path / "own.npz", x_train=numbers, x_test=numbers.astype(np.float64), **parts)
+    assert float(load(str(tmp_path / "own.npz")).test.inputs.max()) == 1.0
+
+
 def test_a_truncated_or_missing_npz_is_named(tmp_path):
     path = tmp_path / "own.npz"
     with pytest.raises(DataError, match=r"own.npz is missing"):

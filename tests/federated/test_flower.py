@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,6 +178,17 @@ def test_a_kill_between_the_folder_and_the_ledger_leaves_one_run(federation, tmp
     SiteFolder(tmp_path / "state").label("fedpcdp, north")  # and then nothing more
     answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
     assert reserved(tmp_path / "l") == 2
+
+
+def test_a_site_without_a_ledger_gives_no_answer(federation, tmp_path, monkeypatch):
+    server, data = federation
+    parcel = server.begin()["north"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNOMON_LEDGER", "none")
+    for place in (None, Path("none")):
+        with pytest.raises(SettingError, match="this needs a ledger"):
+            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, ledger=place)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp_path, own_ledger, capsys):

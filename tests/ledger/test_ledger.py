@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
 from gnomon.cli import main
-from gnomon.ledger import Budget, Head, Ledger, LedgerError
+from gnomon.ledger import Budget, Head, Ledger, LedgerError, needed_path
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -440,12 +440,86 @@ def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, ca
     assert not (tmp_path / "c").exists()
 
 
+def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
+    ledger = Ledger(own_ledger)
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=20)
+    ledger.reserve(run)
+    ledger.shut()
+    for words, answer in {
+        ("show",): "1 runs, 16 steps",
+        ("show", "patients"): f"run {run}",
+        ("budget", "patients", "--epsilon", "3"): "budget  epsilon = 3 at delta = 1e-05",
+        ("close", run): f"run {run} is closed: 16 steps spent, 4 free again",
+        ("verify",): "5 entries, every one in its place",
+        ("export",): '"kind": "close"',
+    }.items():
+        assert main(["ledger", *words]) == 0
+        assert answer in capsys.readouterr().out
+    assert not Ledger(own_ledger).run(run).open
+    assert main(["ledger", "close", "nobody"]) == 2
+    assert "does not know the run nobody" in capsys.readouterr().err
+
+
+def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):
+    budget = ["ledger", "budget", "digits", "--epsilon", "0.001"]
+    assert main(budget) == 2
+    assert "--by-name" in capsys.readouterr().err
+    assert not own_ledger.exists()
+    Ledger(own_ledger).shut()
+    assert main(budget) == 2
+    assert "none yet" in (said := capsys.readouterr().err)
+    assert "--by-name enters a name for runs with --data-id" in said
+    assert main([*budget, "--by-name"]) == 0
+    assert "without it they do NOT" in capsys.readouterr().out
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    assert main([*short, "--data-id", "digits", "--out", str(tmp_path / "a")]) == 2
+    assert "budget" in capsys.readouterr().err
+
+
+def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
+    ledger = Ledger(own_ledger)
+    mark = ledger.dataset(ledger.identify(data()), "digits")
+    budget = ["ledger", "budget", "digits", "--epsilon", "3"]
+    assert main(budget) == 0
+    assert f"all runs on digits ({mark}) together" in capsys.readouterr().out
+    assert main([*budget, "--by-name"]) == 2
+    assert f"known by its records as {mark}" in capsys.readouterr().err
+    ledger.dataset("digits")  # as a run with --data-id digits does
+    for command in (budget, ["ledger", "show", "digits"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"{mark} (digits, known by its records)" in said
+        assert "name:digits (digits, known by --data-id)" in said
+    for one in (mark, "name:digits"):
+        assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
+        assert ledger.state().budget(one, "one record").epsilon == 2
+    ledger.shut()
+
+
 def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     main([*short, "--insecure-noise-seed", "1", "--out", str(tmp_path / "a")])
     main([*short, "--ledger", "none", "--out", str(tmp_path / "b")])
     assert not own_ledger.exists()
     assert "in no ledger" in (tmp_path / "b" / "statement.txt").read_text()
+
+
+def test_none_in_the_environment_is_no_ledger_and_a_relative_path_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+    monkeypatch.setenv("GNOMON_LEDGER", "none")
+    assert main([*short, "--out", "a"]) == 0
+    assert "in no ledger" in (tmp_path / "a" / "statement.txt").read_text()
+    for more in ([], ["--ledger", "none"]):
+        assert main(["ledger", "show", *more]) == 2
+        assert main(["ledger", "budget", "digits", "--epsilon", "1", "--by-name", *more]) == 2
+        assert "this needs a ledger" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="GNOMON_LEDGER says none"):
+        needed_path()
+    monkeypatch.setenv("GNOMON_LEDGER", "ledger.sqlite")
+    assert main([*short, "--out", "b"]) == 2
+    assert "GNOMON_LEDGER = 'ledger.sqlite' is not allowed: give an absolute path" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
 def test_a_missing_ledger_is_named(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gnomon.audit import bounds, parts
 from gnomon.audit.bench import Batch, Bench, Probe, ProbeBench, RecordBench
 from gnomon.audit.findings import Finding, LowerBound
 from gnomon.audit.onerun import OneRun, one_run
+from gnomon.audit.repeatable import OFF
 from gnomon.audit.report import Report
 from gnomon.audit.sampling import sampling
 from gnomon.audit.target import Target, TrainerTarget
@@ -74,11 +76,12 @@ def audit(
     with tqdm(total=4 * releases, unit="release", disable=not progress, desc="audit", dynamic_ncols=True) as bar:
         step = StepAudit(target, bench, canaries)
         findings, lower, shown = step.run(releases, alpha, trainer.method.pre_noise == 0, bar)
-    findings += sampling(type(trainer), target.claim)
+    findings += sampling(type(trainer), target.claim, noise=trainer.noise)
     run: OneRun | None = None
     if whole_run:
         run = one_run(target.claim, method=trainer.method, canaries=whole_run, size=_run_size(trainer), alpha=alpha,
-                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size)  # fmt: skip
+                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size,
+                      noise=trainer.noise)  # fmt: skip
     return Report(
         target.claim,
         confidence,
@@ -87,9 +90,16 @@ def audit(
         shown,
         run,
         trainer.method.describe(),
-        () if trainer.noise.private else ("not private: seeded noise. Whoever knows the seed can subtract the noise.",),
+        tuple(_caveats(trainer, target)),
         time.monotonic() - started,
     )
+
+
+def _caveats(trainer: Trainer, target: TrainerTarget) -> Iterator[str]:
+    if not trainer.noise.private:
+        yield "not private: seeded noise. Whoever knows the seed can subtract the noise."
+    if target.dropout:
+        yield OFF
 
 
 def _run_size(trainer: Trainer) -> int | None:
@@ -118,9 +128,11 @@ class StepAudit:
 
     def __init__(self, target: Target, bench: Bench, canaries: int) -> None:
         self.target = target
+        some = bench.canaries(target.view, canaries)
+        parts.refuse_randomness(target, some)
         self.moved = parts.moved(target, bench.pairs(target.view))
         self.worst = max(self.moved, key=lambda one: one.length)
-        self.canaries = parts.canaries(target, bench.canaries(target.view, canaries))
+        self.canaries = parts.canaries(target, some)
         self._sums: dict[str, tuple[Tensor, Batch | None, int]] = {
             "nobody": (target.view(target.releases(None, 1, noisy=False))[0], None, 1),
             "without": (self.worst.before, self.worst.pair.without, 1),
@@ -142,7 +154,9 @@ class StepAudit:
             rows = self.target.releases(data, releases, parts=cut)
             seen[name] = view(rows)
             uncovered = float(view.outside(rows).max())
-            findings += parts.law(name, seen[name] - middle, uncovered, claim.noise_multiplier, exact or data is None)
+            findings += parts.law(
+                name, seen[name] - middle, uncovered, claim.noise_multiplier, exact or data is None, view.tensors
+            )
             if bar is not None:
                 bar.update(releases)
         noise = torch.cat([rows - self._sums[name][0] for name, rows in seen.items()])

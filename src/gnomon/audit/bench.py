@@ -153,7 +153,7 @@ class RecordBench:
         x, y = self.inputs, self.targets
         bulk, last = (x[: self.batch], y[: self.batch]), (x[-1:], y[-1:])
         same = x[:1].expand(self.batch, *x.shape[1:]), y[:1].expand(self.batch, *y.shape[1:])
-        other = y[(y != y[0]).nonzero()[:1, 0]] if y.dim() == 1 and bool((y != y[0]).any()) else -y[:1]
+        other = another_target(y)
         found = [
             Pair("alone", None, last),
             Pair("another record", bulk, last),
@@ -169,6 +169,21 @@ class RecordBench:
     def canaries(self, view: View, count: int) -> Batch:
         stretch = 100.0 if self.inputs.is_floating_point() else 1
         return stretch * self.inputs[:count], self.targets[:count]
+
+
+def another_target(targets: Tensor) -> Tensor:
+    """A target unlike the first one, as a batch: another record's, the opposite number, or class 0.
+
+    >>> another_target(torch.tensor([2, 2, 5])), another_target(torch.tensor([3, 3])), another_target(torch.ones(2, 1))
+    (tensor([5]), tensor([0]), tensor([[-1.]]))
+    """
+    first = targets[:1]
+    if targets.is_floating_point() and targets.dim() > 1:
+        return -first
+    unlike = (targets != first).flatten(1).any(1) if targets.dim() > 1 else targets != first
+    if bool(unlike.any()):
+        return targets[unlike][:1]
+    return -first if targets.is_floating_point() else torch.zeros_like(first)  # a class below 0 there is not
 
 
 def joined(one: Batch, other: Batch) -> Batch:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from gnomon import accounting, validate
 from gnomon.accounting import Sampling
+from gnomon.accounting.epsilon import Accountant
 from gnomon.audit.bounds import LARGEST_MU
 from gnomon.training import Trainer
 
@@ -26,6 +27,8 @@ class Claim:
     steps: int
     delta: float
     adjacency: str | None = None
+    accountant: Accountant = "pld"
+    """That which made the claim. What is proved against it is always converted by PLD, which is tight."""
 
     def __post_init__(self) -> None:
         validate.positive("noise_multiplier", self.noise_multiplier)
@@ -34,7 +37,10 @@ class Claim:
     def of(cls, trainer: Trainer) -> Claim:
         """The claim of the run that a Trainer has planned."""
         account = trainer.account
-        return cls(account.noise_multiplier, account.sampler, trainer.plan.steps, trainer.plan.delta, account.adjacency)
+        return cls(
+            account.noise_multiplier, account.sampler, trainer.plan.steps, trainer.plan.delta, account.adjacency,
+            account.accountant,
+        )  # fmt: skip
 
     @property
     def mu(self) -> float:
@@ -43,20 +49,20 @@ class Claim:
 
     @property
     def epsilon(self) -> float:
-        """The claimed epsilon."""
-        return self.epsilon_at(self.mu)
+        """The claimed epsilon, by the claim's accountant."""
+        return math.inf if self.mu >= LARGEST_MU else _epsilon(self, self.mu, self.accountant)
 
     def epsilon_at(self, mu: float) -> float:
-        """The epsilon of the same run, had one record moved each release by `mu` deviations."""
+        """The epsilon of the same run by PLD, had one record moved each release by `mu` deviations."""
         if mu <= 0:
             return 0.0
         if mu >= LARGEST_MU:
             return math.inf
-        return _epsilon(self, mu)
+        return _epsilon(self, mu, "pld")
 
 
 @lru_cache(maxsize=64)
-def _epsilon(claim: Claim, mu: float) -> float:
+def _epsilon(claim: Claim, mu: float, accountant: Accountant) -> float:
     return float(
         accounting.epsilon(
             noise_multiplier=1 / mu,
@@ -64,5 +70,6 @@ def _epsilon(claim: Claim, mu: float) -> float:
             steps=claim.steps,
             delta=claim.delta,
             adjacency=claim.adjacency,
+            accountant=accountant,
         )
     )

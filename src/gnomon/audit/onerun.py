@@ -12,6 +12,7 @@ from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
 from gnomon.audit.parts import Scores
 from gnomon.methods import Method, dp_sgd
+from gnomon.release import NoiseSource
 from gnomon.training import Trainer
 
 GUESSED = 0.2
@@ -44,6 +45,7 @@ def one_run(
     alpha: float = 1e-3,
     trainer: type[Trainer] = Trainer,
     max_physical_batch_size: int | None = None,
+    noise: NoiseSource | None = None,
     seed: int = 0,
 ) -> OneRun:
     """Trains the probe for the whole claimed run on canaries that a coin chose, and guesses the coins.
@@ -63,7 +65,7 @@ def one_run(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method or dp_sgd(),
         sampler=claim.sampler, expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier,
         target_delta=claim.delta, steps=claim.steps, adjacency=claim.adjacency,
-        max_physical_batch_size=max_physical_batch_size, progress=False,
+        max_physical_batch_size=max_physical_batch_size, noise=noise, progress=False,
     )  # fmt: skip
     rows = torch.randn(canaries, model.size, generator=draw) if model.size < canaries else torch.eye(model.size)
     spikes = 1000 * rows[:canaries] / rows[:canaries].norm(dim=1, keepdim=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from gnomon.audit import bounds
 from gnomon.audit.bench import Batch, Pair, singles
 from gnomon.audit.findings import Finding
 from gnomon.audit.target import Target
+from gnomon.validate import SettingError
 
 TOLERANCE = 1e-4
 """How far above the clip bound rounding may put a contribution."""
@@ -25,7 +27,7 @@ LAW = 1e-6
 """How often each test of a law may fail by chance."""
 
 MOST_COORDINATES = 2048
-"""In how many coordinates the law of the noise is tested, at most."""
+"""How many coordinates are compared with each other, at most; each alone is tested whatever their number."""
 
 PARTS = 4
 """In how many physical batches the canaries come."""
@@ -54,6 +56,19 @@ class Moved:
         return found if covered and math.isfinite(found) else math.inf
 
 
+def refuse_randomness(target: Target, data: Batch) -> None:
+    """Two sums of the same data with noise off must be one: else chance would be taken for a record's contribution."""
+    first, second = (target.releases(data, 1, noisy=False)[0] for _ in range(2))
+    apart, length = float(torch.dist(first, second)), float(first.norm())
+    if apart > TOLERANCE * max(1.0, length):
+        raise SettingError(
+            "model",
+            f"two sums of the same records without noise that are {apart:.2g} C apart",
+            "a model and loss that draw nothing themselves, for the audit: dropout modules are switched off, "
+            "calls such as F.dropout or torch.rand in a forward pass are not",
+        )
+
+
 def moved(target: Target, pairs: list[Pair]) -> list[Moved]:
     """Part S: for each pair, the difference of two sums with noise off."""
     known: dict[int, Tensor] = {}  # several pairs share the data set without the record
@@ -76,28 +91,35 @@ def sensitivity(what: str, length: float, target: Target) -> Finding:
     return Finding("S", f"one {what} moves the sum by", length, f"at most {allowed:.5g} C", length <= allowed)
 
 
-def law(name: str, noise: Tensor, uncovered: float, declared: float, exact: bool = True) -> list[Finding]:
+def law(
+    name: str,
+    noise: Tensor,
+    uncovered: float,
+    declared: float,
+    exact: bool = True,
+    tensors: Mapping[str, int] | None = None,
+) -> list[Finding]:
     """Part W: the noise of some releases in white coordinates, (N, d), is what is declared.
 
     `uncovered` is the longest part of a release outside the public subspace. With `exact=False` there may be
-    more noise than declared, as with noise before clipping, and only what would be too little is tested.
+    more noise than declared, as with noise before clipping, and only what would be too little is tested. `tensors` says
+    how many coordinates each tensor of the model has, where coordinates are parameters.
     """
-    noise = some_coordinates(noise)
+    some = some_coordinates(noise)
     tests = {
         "deviation / declared": bounds.scale(noise, LAW, declared),
-        "singular values": bounds.singular_values(noise, LAW, declared),
         "deviation of each coordinate": bounds.coordinates(noise, LAW, declared),
-        "likeness of two coordinates": bounds.likeness(noise.T, LAW),
+        "singular values": bounds.singular_values(some, LAW, declared),
     }
+    if tensors is not None and len(tensors) > 1:
+        worst, band = bounds.blocks(noise, tensors, LAW, declared)
+        tests[f"deviation of {worst}"] = band
     if not exact:
-        open_ended = ("deviation / declared", "singular values", "deviation of each coordinate")
-        tests = {
-            what: bounds.Band(b.smallest, b.largest, b.low, math.inf) if what in open_ended else b
-            for what, b in tests.items()
-        }
+        tests = {what: bounds.Band(b.smallest, b.largest, b.low, math.inf) for what, b in tests.items()}
+    tests["likeness of two coordinates"] = bounds.likeness(some.T, LAW)
     found = [Finding.of("W", f"{name}: {what}", band) for what, band in tests.items()]
     if exact:
-        sample = noise.flatten()[: 10**5].numpy() / declared
+        sample = some.flatten()[: 10**5].numpy() / declared
         p = float(stats.kstest(sample, "norm").pvalue)
         found.append(Finding("W", f"{name}: normal law, p", p, f"at least {LAW:g}", p >= LAW))
     length = float(noise.norm(dim=1).max())
@@ -118,10 +140,12 @@ def together(noise: Tensor, alpha: float, declared: float) -> list[Finding]:
 
 
 def some_coordinates(noise: Tensor) -> Tensor:
-    """All coordinates, or as many as can be compared with each other, chosen at random."""
+    """All coordinates, or as many as can be compared with each other, drawn afresh each time."""
     if noise.shape[1] <= MOST_COORDINATES:
         return noise
-    return noise[:, torch.randperm(noise.shape[1], generator=torch.Generator().manual_seed(0))[:MOST_COORDINATES]]
+    draw = torch.Generator()
+    draw.seed()
+    return noise[:, torch.randperm(noise.shape[1], generator=draw)[:MOST_COORDINATES]]
 
 
 @dataclass(frozen=True)

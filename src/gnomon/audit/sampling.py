@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
-from scipy import stats
+from scipy import special, stats
 from torch import Tensor
 
-from gnomon.accounting import FullBatch, Shuffled, TruncatedPoisson
+from gnomon.accounting import FixedSize, FullBatch, Shuffled, TruncatedPoisson
+from gnomon.audit import bounds
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.claim import Claim
 from gnomon.audit.findings import Finding
 from gnomon.audit.parts import LAW
+from gnomon.release import NoiseSource
 from gnomon.training import Trainer
 
 STEPS = 300
 
 
-def sampling(trainer: type[Trainer], claim: Claim, steps: int = STEPS) -> list[Finding]:
-    """Draws batches with a Trainer of the given class and tests who is in them.
+def sampling(
+    trainer: type[Trainer], claim: Claim, steps: int = STEPS, noise: NoiseSource | None = None
+) -> list[Finding]:
+    """Draws batches with a Trainer of the given class and source of randomness, and tests who is in them.
 
     >>> from gnomon.accounting import Poisson
     >>> found = sampling(Trainer, Claim(1.0, Poisson(0.1), 100, 1e-5))
@@ -29,15 +36,21 @@ def sampling(trainer: type[Trainer], claim: Claim, steps: int = STEPS) -> list[F
     if isinstance(claim.sampler, TruncatedPoisson):
         records = claim.sampler.dataset_size
         steps = max(20, min(steps, 10**7 // records))
+    if isinstance(claim.sampler, FixedSize):
+        size = claim.sampler.batch_size
+        records = max(size, min(claim.sampler.dataset_size or max(1000, 4 * size), 10**5))
+        steps = max(20, min(steps, 10**7 // records))
     if isinstance(claim.sampler, Shuffled):
         steps = 5 * claim.sampler.steps_per_epoch
-    table = presence(trainer, claim, records, steps)
+    table = presence(trainer, claim, records, steps, noise)
     if isinstance(claim.sampler, FullBatch):
         return [_exactly("everybody in every step", float(table.mean()), 1.0)]
     if isinstance(claim.sampler, Shuffled):
         epochs = table.reshape(5, -1, records).sum(1)
         ends = {"most": float(epochs.max()), "fewest": float(epochs.min())}
         return [_exactly(f"{name} times in an epoch", value, 1.0) for name, value in ends.items()]
+    if isinstance(claim.sampler, FixedSize):
+        return _fixed(table, claim.sampler.batch_size)
     q = claim.sampler.rate
     found = []
     if isinstance(claim.sampler, TruncatedPoisson):
@@ -48,14 +61,16 @@ def sampling(trainer: type[Trainer], claim: Claim, steps: int = STEPS) -> list[F
     return [*found, *_poisson(table, q)] if q < 1 else [_exactly("everybody in every step", float(table.mean()), 1.0)]
 
 
-def presence(trainer: type[Trainer], claim: Claim, records: int, steps: int) -> Tensor:
+def presence(
+    trainer: type[Trainer], claim: Claim, records: int, steps: int, noise: NoiseSource | None = None
+) -> Tensor:
     """Who is in which step, (steps, records), as a Trainer's batches show it."""
     model = Probe(2)
     # a record is known by its target: the probe's loss does not look at it
     copied = trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sampler=claim.sampler,
         expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier, target_delta=1e-20, steps=steps,
-        progress=False,
+        noise=noise, progress=False,
     )  # fmt: skip
     table = torch.zeros(steps, records, dtype=torch.float64)
     data = torch.ones(records, 2), torch.arange(records)
@@ -65,31 +80,70 @@ def presence(trainer: type[Trainer], claim: Claim, records: int, steps: int) -> 
 
 
 def _poisson(table: Tensor, q: float) -> list[Finding]:
-    """Tests of independent coins with probability q."""
+    """Tests of independent coins with probability q. Each p is exact or an upper bound, however few joins there are."""
     steps, records = table.shape
-    total = int(table.sum())
-    counts = float(((table.sum(0) - steps * q).square() / (steps * q * (1 - q))).sum())
-    sizes = float(((table.sum(1) - records * q).square() / (records * q * (1 - q))).sum())
-    again, twice = float((table[1:] * table[:-1]).sum()), records * (steps - 1) * q * q
-    # neighbouring products share a coin
-    spread = twice * (1 - q * q) + 2 * records * (steps - 2) * (q**3 - q**4)
-    running = 2 * stats.norm.sf(abs(again - twice) / spread**0.5) if twice > 100 else _by_chance(again, twice)
+    counts, sizes = table.sum(0), table.sum(1)
+    again = float((table[1:] * table[:-1]).sum())
     tests = {
-        "joins in all, p": float(stats.binomtest(total, steps * records, q).pvalue),
-        "counts of each record, p": _two_sided(counts, records),
-        "variance of the batch size, p": _two_sided(sizes, steps),
-        "in two steps running, p": float(running),
+        "joins in all, p": float(stats.binomtest(int(table.sum()), steps * records, q).pvalue),
+        "counts of each record, p": _spread(counts, steps, q),
+        "most and least drawn record, p": _ends(counts, steps, q),
+        "variance of the batch size, p": _spread(sizes, records, q),
+        "in two steps running, p": bounds.by_chance(
+            again, records * (steps - 1) * q * q, lambda t: records * _running(t, steps, q)
+        ),
         "nobody twice in a batch": 1.0 if float(table.max()) <= 1 else 0.0,
     }
-    return [Finding("Q", what, p, f"at least {LAW:g}", p >= LAW) for what, p in tests.items()]
+    return [_likely(what, p) for what, p in tests.items()]
 
 
-def _two_sided(value: float, freedom: int) -> float:
-    return float(2 * min(stats.chi2.cdf(value, freedom), stats.chi2.sf(value, freedom)))
+def _fixed(table: Tensor, size: int) -> list[Finding]:
+    """Tests of batches of so many different records, each drawn afresh from all of them."""
+    steps, records = table.shape
+    again = float((table[1:] * table[:-1]).sum())
+    # how many of a batch were in the one before: hypergeometric, whatever that one was
+    possible = np.arange(size + 1)
+    log_pmf = stats.hypergeom.logpmf(possible, records, size, size)
+    ends = {"largest batch": float(table.sum(1).max()), "smallest batch": float(table.sum(1).min())}
+    return [
+        *(_exactly(what, value, size) for what, value in ends.items()),
+        _likely("nobody twice in a batch", 1.0 if float(table.max()) <= 1 else 0.0),
+        _likely("most and least drawn record, p", _ends(table.sum(0), steps, size / records)),
+        _likely("in two steps running, p", bounds.by_chance(
+            again, (steps - 1) * size * size / records,
+            lambda t: (steps - 1) * float(special.logsumexp(log_pmf + t * possible)),
+        )),
+    ]  # fmt: skip
 
 
-def _by_chance(count: float, mean: float) -> float:
-    return min(1.0, 2 * min(float(stats.poisson.cdf(count, mean)), float(stats.poisson.sf(count - 1, mean))))
+def _spread(counts: Tensor, trials: int, q: float) -> float:
+    """The sum of squared standardised counts, each of so many coins, against its exact law."""
+    possible = np.arange(trials + 1)
+    squares = np.square(possible - trials * q) / (trials * q * (1 - q))
+    log_pmf = stats.binom.logpmf(possible, trials, q)
+    value = float((counts - trials * q).square().sum() / (trials * q * (1 - q)))
+    return bounds.by_chance(value, len(counts), lambda t: len(counts) * float(special.logsumexp(log_pmf + t * squares)))
+
+
+def _ends(counts: Tensor, trials: int, q: float) -> float:
+    """How probable the largest and the smallest of some counts are at most, whatever ties there are between them."""
+    law = stats.binom(trials, q)
+    ends = float(law.cdf(float(counts.min()))), float(law.sf(float(counts.max()) - 1))
+    return min(1.0, 2 * len(counts) * min(ends))
+
+
+def _running(t: float, steps: int, q: float) -> float:
+    """log E exp(t X), where X is how often a coin of probability q shows heads twice running in so many throws."""
+    tails, heads, found = 1 - q, q, 0.0
+    for _ in range(steps - 1):
+        tails, heads = (tails + heads) * (1 - q), (tails + heads * math.exp(t)) * q
+        whole = tails + heads
+        tails, heads, found = tails / whole, heads / whole, found + math.log(whole)
+    return found
+
+
+def _likely(what: str, p: float) -> Finding:
+    return Finding("Q", what, p, f"at least {LAW:g}", p >= LAW)
 
 
 def _exactly(what: str, value: float, wanted: float) -> Finding:

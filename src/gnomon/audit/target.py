@@ -7,11 +7,12 @@ import dataclasses
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.audit.bench import Batch
 from gnomon.audit.claim import Claim
+from gnomon.audit.repeatable import without_dropout
 from gnomon.audit.view import Still, View
 from gnomon.methods import Method
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
@@ -58,6 +59,49 @@ class NoNoise:
         return self._noise.uniform(count)
 
 
+class Reader(torch.optim.SGD):
+    """Plain SGD with learning rate 1 that says how far the weights went, with all digits.
+
+    Weights in float32 swallow what is small beside them. Where they went where their gradients sent them, the
+    gradients tell how far; where not, somebody else moved them, and the weights tell.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+    >>> reader = Reader([weight])
+    >>> reader.start()
+    >>> weight.grad = torch.tensor([1.23456e-6])
+    >>> reader.step()
+    >>> f"{float(reader.moved()):.5e}", weight.item()
+    ('1.23456e-06', 1.0)
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=1.0)
+        self._parameters = parameters
+
+    def start(self) -> None:
+        """From here on."""
+        self._before = [p.detach().clone() for p in self._parameters]
+        self._told = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Moves the weights."""
+        for p, told in zip(self._parameters, self._told, strict=True):
+            if p.grad is not None:
+                told.add_(p.grad)
+        super().step(closure)
+
+    @torch.no_grad()
+    def moved(self) -> Tensor:
+        """Minus the change of all weights since the start, (p,), float64, and puts them back."""
+        found = []
+        for p, old, told in zip(self._parameters, self._before, self._told, strict=True):
+            seen = old.double() - p.double()
+            rounding = torch.finfo(p.dtype).eps * torch.maximum(old.abs(), p.abs()).double()
+            found.append(torch.where((seen - told).abs() <= rounding, told, seen).flatten().cpu())
+            p.copy_(old)
+        return torch.cat(found)
+
+
 def _plainly_moved(method: Method) -> Method:
     """The method with a step from which the release can be read: how a release moves the model is post-processing."""
     if method.project == "between":
@@ -70,8 +114,8 @@ class TrainerTarget:
     """Copies of a Trainer, each on a data set of the auditor's choice. The Trainer itself makes no step.
 
     A copy has the same class, model, loss, method, clip bound, divisor and noise. Its optimizer is plain SGD with
-    learning rate 1, so that `-(change of the weights) * divisor` is the released sum; weights are put back after
-    each step.
+    learning rate 1, so that `-(change of the weights) * divisor` is the released sum, read as `Reader` does. Weights
+    are put back after each step. Copies draw no masks of dropout.
 
     >>> from gnomon.audit import Probe, probe_loss
     >>> model = Probe(4)
@@ -88,7 +132,8 @@ class TrainerTarget:
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
             still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
-        moment = Moment(trainer.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
+        self.model, self.dropout = without_dropout(trainer.model)
+        moment = Moment(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
         self.view = View(self.method, moment)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
@@ -101,21 +146,18 @@ class TrainerTarget:
             max_physical_batch_size=physical,
         )
         scale = copied.expected_batch_size / copied.max_grad_norm
-        parameters = [p for p in copied.model.parameters() if p.requires_grad]
-        start = [p.detach().clone() for p in parameters]
+        reader = copied.optimizer
+        assert isinstance(reader, Reader)
         rows = []
         for inputs, targets in copied.batches(self.one if data is None else data):
+            reader.start()
             copied.step(inputs, targets)
-            with torch.no_grad():
-                change = [(old.double() - p.double()).flatten() for p, old in zip(parameters, start, strict=True)]
-                for p, old in zip(parameters, start, strict=True):
-                    p.copy_(old)
-            rows.append(torch.cat(change).cpu() * scale)
+            rows.append(reader.moved() * scale)
         return torch.stack(rows)
 
     def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
         """The Trainer again, from the start, for other data."""
-        trainer, model = self.trainer, copy.deepcopy(self.trainer.model)
+        trainer, model = self.trainer, copy.deepcopy(self.model)
         chosen: dict[str, Any] = {
             "method": self.method,
             "max_grad_norm": trainer.max_grad_norm,
@@ -128,5 +170,5 @@ class TrainerTarget:
             "noise": trainer.noise,
             "progress": False,
         }
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = Reader([p for p in model.parameters() if p.requires_grad])
         return type(trainer)(model, trainer.loss, optimizer, **(chosen | settings))

@@ -79,8 +79,11 @@ class View:
         self._basis = method.subspace.basis(moment)
         self.parameters = sum(p.numel() for p in moment.like.values())
         self._whole = isinstance(self._basis, AmbientBasis)
+        self.tensors: dict[str, int] = {}
+        """How many coordinates each tensor of the model has, one after another; empty where a subspace mixes them."""
         if self._whole:
             self.size = self.parameters
+            self.tensors = {name: p.numel() for name, p in moment.like.items()}
             return
         count = sum(value.numel() for value in self._basis.like.values())
         if count * self.parameters > MOST_NUMBERS:

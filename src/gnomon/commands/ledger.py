@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gnomon.ledger.state import State
     from gnomon.runs import Run
 
-NO_LEDGER = "none"
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that say where its steps are counted."""
@@ -68,14 +66,16 @@ def _resume(args: argparse.Namespace) -> Run:
 
 
 def chosen(path: str | None) -> Ledger | None:
-    """The ledger that `--ledger` stands for.
+    """The ledger that `--ledger` stands for, or GNOMON_LEDGER without it; None for "none".
 
     >>> chosen("none") is None
     True
     """
     from gnomon.ledger import Ledger, default_path
+    from gnomon.ledger.ledger import NO_LEDGER
 
-    return None if path == NO_LEDGER else Ledger(path or default_path())
+    found = None if path == NO_LEDGER else path or default_path()
+    return None if found is None else Ledger(found)
 
 
 def add_ledger(commands: Any) -> None:
@@ -86,7 +86,8 @@ def add_ledger(commands: Any) -> None:
         description="Every private run is entered before its first step, and every step before its noise is drawn.",
         epilog="examples:\n"
         "  gnomon ledger show\n"
-        "  gnomon ledger budget digits --epsilon 3 --delta 1e-5\n"
+        "  gnomon ledger budget digits --epsilon 3 --delta 1e-5    # after a run on them\n"
+        "  gnomon ledger budget patients --epsilon 3 --by-name     # before it, for runs with --data-id patients\n"
         "  gnomon ledger verify --head 17:ab12...    # the head that a statement printed\n"
         "  gnomon ledger export > ledger.jsonl",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -100,7 +101,7 @@ def add_ledger(commands: Any) -> None:
     verify.add_argument("--head", metavar="N:HASH", help="a head kept elsewhere that must be among the entries")
     _verb(verbs, "export", _export, "print every entry as a line of JSON")
     budget = _verb(verbs, "budget", _budget, "set what all runs on a data set may cost together")
-    budget.add_argument("dataset", help="a data set by name or id; an unknown name is entered")
+    budget.add_argument("dataset", help="a data set of the ledger, by name or id")
     budget.add_argument("--epsilon", type=float, required=True, metavar="X", help="the total that is allowed")
     budget.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
     budget.add_argument(
@@ -108,8 +109,13 @@ def add_ledger(commands: Any) -> None:
         action="store_true",
         help="the settings of all runs were fixed before the first result was seen: tight accounting may be used",
     )
+    budget.add_argument(
+        "--by-name",
+        action="store_true",
+        help="enter the name as a data set of its own, for runs with --data-id of this name and for no others",
+    )
     close = _verb(verbs, "close", _close, "a run that was killed will not go on: free the steps it never reserved")
-    close.add_argument("run", help="the id of the run")
+    close.add_argument("closed", metavar="RUN", help="the id of the run")  # `run` is the command itself
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -120,11 +126,13 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
 
 
 def existing(args: argparse.Namespace) -> Ledger:
-    from gnomon.ledger import Ledger, default_path
+    from gnomon.ledger import Ledger, needed_path
 
-    path = Path(args.ledger) if args.ledger else default_path()
+    path = needed_path(args.ledger)
     if not path.exists():
-        raise SettingError("ledger", str(path), "a ledger that exists; the first private run makes it")
+        raise SettingError(
+            "ledger", str(path), "a ledger that exists; the first private run makes it, or budget --by-name"
+        )
     return Ledger(path)
 
 
@@ -201,24 +209,41 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _budget(args: argparse.Namespace) -> int:
-    from gnomon.ledger import Budget, Ledger, default_path
+    from gnomon.ledger import Budget, Ledger, needed_path
 
     budget = Budget(args.epsilon, args.delta, args.declared)
-    ledger = Ledger(args.ledger or default_path())
-    try:
-        dataset = ledger.find(args.dataset)
-    except SettingError:
-        dataset = ledger.dataset(args.dataset)
-        print(f"entered {args.dataset} as a new data set: runs count for it with --data-id {args.dataset}")
+    ledger = Ledger(needed_path(args.ledger)) if args.by_name else existing(args)
+    dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
-    print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for all runs on {args.dataset} together")
+    together = f"all runs on {args.dataset} ({dataset}) together"
+    print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for {together}")
     print(f"spent   {ledger.total(dataset, args.delta).epsilon!r}")
     return 0
 
 
+def _known(ledger: Ledger, text: str) -> str:
+    """A data set that runs count for already: a budget for an unknown name would protect nothing."""
+    try:
+        return ledger.find(text)
+    except SettingError as error:
+        if ledger.named(text):  # several
+            raise
+        how = "data are known after the first run on them; before it, --by-name enters a name for runs with --data-id"
+        raise SettingError("dataset", text, f"{error.allowed}; {how}") from None
+
+
+def _by_name(ledger: Ledger, text: str) -> str:
+    """A data set that its holder names, entered on first use."""
+    if others := [one for one in ledger.named(text) if not one.startswith("name:")]:
+        allowed = f"another name to enter, or no --by-name: {text} is known by its records as {others[0]}"
+        raise SettingError("dataset", text, allowed)
+    print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read")
+    return ledger.dataset(text)
+
+
 def _close(args: argparse.Namespace) -> int:
     ledger = existing(args)
-    ledger.close(args.run)
-    run = ledger.run(args.run)
+    ledger.close(args.closed)
+    run = ledger.run(args.closed)
     print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")
     return 0

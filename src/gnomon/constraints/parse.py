@@ -30,9 +30,9 @@ def parse(text: str | Constraint | None) -> Constraint:
     >>> parse("box:-1,1")
     Box(low=-1.0, high=1.0)
     """
-    if text is None:
-        raise SettingError("constraint", text, ALLOWED)
     if not isinstance(text, str):
+        if text is None or not callable(getattr(text, "project", None)):
+            raise SettingError("constraint", text, f"{ALLOWED}, or a constraint such as L1Ball(5)")
         return text
     kind, _, rest = text.partition(":")
     try:

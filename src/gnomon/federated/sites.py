@@ -22,7 +22,7 @@ from gnomon.federated.refused import Refused
 from gnomon.federated.settings import declared
 from gnomon.federated.setup import PUBLIC, build_client, build_strategy, member, participations
 from gnomon.federated_config import FederateConfig
-from gnomon.ledger import Head, LedgerError, default_path
+from gnomon.ledger import Head, LedgerError, needed_path
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
 from gnomon.validate import SettingError, whole
@@ -186,7 +186,7 @@ def answer(
         strategy = build_strategy(config, public)
         rounds = participations(config, sites)[name]
         about = member(config, strategy, sites[name].records, rounds)
-        book = by_rounds(config, ledger or default_path())
+        book = by_rounds(config, needed_path(ledger))
         try:
             client = build_client(
                 config, name, source.train, about, strategy, source,

@@ -24,6 +24,9 @@ from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
 BLOCK = 16
 """How many steps are reserved at a time: one durable write each, and as many lost at most when a run is killed."""
 
+NO_LEDGER = "none"
+"""In the place of a path: runs count alone."""
+
 
 @dataclass(frozen=True)
 class Total:
@@ -90,17 +93,26 @@ class Ledger:
             self._add(rows, state, "dataset", content)
             return identity.mark
 
-    def find(self, text: str) -> str:
-        """The id of the data set that a person means by a name, an id, or the beginning of one."""
+    def named(self, text: str) -> list[str]:
+        """The ids of the data sets with this name: declared, and known by content."""
         with self._rows() as (_, state):
-            exact = [one for one in state.datasets if text in (one, one.removeprefix("name:"))]
-            named = [one for one, about in state.datasets.items() if about["name"] == text]
-            begun = [one for one in state.datasets if one.startswith(text)]
-            for found in (exact, named, begun):
-                if found and all(one in state.family(found[0]) for one in found):
-                    return found[0]
-            known = ", ".join(f"{about['name']} ({one})" for one, about in state.datasets.items()) or "none yet"
-            raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
+            return [one for one, about in state.datasets.items() if text in (about["name"], one.removeprefix("name:"))]
+
+    def find(self, text: str) -> str:
+        """The id of the data set that a person means by an id, a name, or the beginning of an id.
+
+        Data sets of one name that share no record are told apart by their ids only.
+        """
+        state, named = self.state(), self.named(text)
+        exact = [one for one in state.datasets if one == text]
+        begun = [one for one in state.datasets if one.startswith(text)]
+        for found in (exact, named, begun):
+            if found and all(one in state.family(found[0]) for one in found):
+                return found[0]
+            if found:
+                raise validate.SettingError("dataset", text, f"the id of one of these: {_list(state, found)}")
+        known = _list(state, list(state.datasets)) or "none yet"
+        raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
 
     def set_budget(self, dataset: str, budget: Budget, unit: str = RECORD) -> None:
         """From now on refuse runs that could bring the total of a data set above a budget."""
@@ -242,16 +254,50 @@ class Ledger:
         return state.runs[run]
 
 
-def default_path() -> Path:
+def default_path() -> Path | None:
     """Where the command line keeps its ledger: GNOMON_LEDGER, or a file of the user that outlives run folders.
+
+    None if GNOMON_LEDGER is "none". A relative path there would be another ledger in each folder, and is refused.
 
     >>> default_path().suffix
     '.sqlite'
     """
-    if named := os.environ.get("GNOMON_LEDGER"):
-        return Path(named)
+    named = os.environ.get("GNOMON_LEDGER")
+    if named == NO_LEDGER:
+        return None
+    if named:
+        if not Path(named).expanduser().is_absolute():
+            allowed = "an absolute path, or 'none': a relative one would be another ledger in each folder"
+            raise validate.SettingError("GNOMON_LEDGER", named, allowed)
+        return Path(named).expanduser()
     place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def needed_path(path: str | Path | None = None) -> Path:
+    """The given path or the default one, for what cannot do without a ledger.
+
+    >>> needed_path("ledger.sqlite").name
+    'ledger.sqlite'
+    >>> needed_path("none")
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: ledger = 'none' is not allowed: give a file: this needs a ledger
+    """
+    found = Path(path) if path else default_path()
+    if found is None or str(found) == NO_LEDGER:
+        where = " (GNOMON_LEDGER says none)" if not path else ""
+        raise validate.SettingError("ledger", NO_LEDGER, f"a file: this needs a ledger{where}")
+    return found
+
+
+def _list(state: State, datasets: list[str]) -> str:
+    """Data sets for people: name, id, and how they are recognised."""
+
+    def about(one: str) -> str:
+        how = "by --data-id" if one.startswith("name:") else "by its records"
+        return f"{one} ({state.datasets[one]['name']}, known {how})"
+
+    return ", ".join(map(about, datasets))
 
 
 def _new_run(dataset: str, account: Account, steps: int, label: str, unit: str) -> LedgerRun:

@@ -25,7 +25,7 @@ class EventFiles:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # optional
         except ImportError:
             raise SettingError(
-                "tensorboard", True, "the package tensorboard as well: pip install 'gnomon[tensorboard]'"
+                "tensorboard", True, "the package tensorboard as well: pip install -c constraints.txt '.[tensorboard]'"
             ) from None
         self._make, self._folder = SummaryWriter, folder
         self._writer: Any = None

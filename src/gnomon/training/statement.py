@@ -20,6 +20,8 @@ NOT_COVERED = (
     "Side channels such as running time, and everything outside the training run.",
 )
 
+DECLARED = "declared, not counted"
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -48,6 +50,8 @@ class Statement:
     ledger: dict[str, Any] | None = None
     """What all runs on these data have cost together, and the last entry of the ledger that says so."""
     not_covered: tuple[str, ...] = NOT_COVERED
+    divisor: str = DECLARED
+    """Where the divisor comes from."""
 
     @classmethod
     def of(
@@ -111,7 +115,7 @@ class Statement:
             f"  accountant            {self.accountant}",
             f"  noise multiplier      {self.noise_multiplier:.6g}",
             f"  clip bound            {f'{self.max_grad_norm:g}' if self.max_grad_norm < float('inf') else 'none'}",
-            f"  divisor               {self.expected_batch_size:g} (declared, not counted)",
+            f"  divisor               {self.expected_batch_size:g} ({self.divisor})",
             f"  noisy steps released  {self.steps}",
             f"  method                {self.method}",
             *self._ledger_lines(),

@@ -27,9 +27,9 @@ LAYOUT = "store x_train, y_train, x_test and y_test, or inputs and targets, with
 def npz(path: Path) -> Source:
     """The arrays x_train, y_train, x_test, y_test; or inputs and targets, of which a fixed fifth is the test.
 
-    Inputs become float32; unsigned bytes are divided by 255. Labels are whole numbers from 0. The
-    number of classes is the array `classes` when the file has one. Otherwise it is read off the
-    largest label, which makes that label public.
+    Inputs become float32; unsigned bytes (uint8) are divided by 255 and other numbers are not, so x_train and x_test
+    must both be bytes, or neither. Labels are whole numbers from 0. The number of classes is the array `classes` when
+    the file has one. Otherwise it is read off the largest label, which makes that label public.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,6 +41,7 @@ def npz(path: Path) -> Source:
     stored = _read(path)
     classes = _classes(stored, path)
     if all(name in stored for name in SPLIT):
+        _one_scale(stored["x_train"], stored["x_test"], path)
         train, test = (_records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test"))
     elif all(name in stored for name in WHOLE):
         records = _records(stored, *WHOLE, classes, path)
@@ -73,6 +74,13 @@ def _read(path: Path) -> Mapping[str, NDArray[Any]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         problem = f"cannot be read as plain arrays ({error})"
         raise DataError(path, problem, f"{LAYOUT}, without object arrays") from error
+
+
+def _one_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:
+    """Bytes are divided by 255 and other numbers are not: both parts must be of one kind."""
+    if (train.dtype == np.uint8) != (test.dtype == np.uint8):
+        problem = f"has {train.dtype} in x_train and {test.dtype} in x_test"
+        raise DataError(path, problem, "store both as uint8, which is divided by 255, or neither")
 
 
 def _classes(stored: Mapping[str, NDArray[Any]], path: Path) -> int | None:
