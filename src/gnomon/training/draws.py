@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from gnomon.accounting import Sampling
@@ -9,13 +11,13 @@ from gnomon.data import positions
 from gnomon.release import NoiseSource
 
 
-class Draws:
+class Draws(Iterator[Tensor]):
     """The positions of the coming steps, and how many were drawn since the account stood at `begun`.
 
     >>> from gnomon.accounting import FullBatch
     >>> from gnomon.release import SeededNoise
     >>> draws = Draws(FullBatch(), 3, SeededNoise(0), begun=0)
-    >>> draws.take().tolist(), draws.taken
+    >>> next(draws).tolist(), draws.taken
     ([0, 1, 2], 1)
     """
 
@@ -23,7 +25,6 @@ class Draws:
         self.size, self.begun, self.taken = size, begun, 0
         self._positions = positions(sampler, size, randomness)
 
-    def take(self) -> Tensor:
-        """The next step's positions."""
+    def __next__(self) -> Tensor:
         self.taken += 1
         return next(self._positions)

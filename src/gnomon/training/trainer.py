@@ -209,7 +209,8 @@ class Trainer:
     def batches(self, train: Any) -> Iterator[tuple[Any, Any]]:
         """Batches as the declared sampling draws them, until the plan or the budget ends.
 
-        A batch may be empty; hand it to `step` all the same.
+        A batch may be empty; hand it to `step` all the same. A shuffled batch counts when the next one is drawn,
+        whether `step` has had it or not.
         """
         loader = self._loader(train)
         draws = self._draws(len(loader))
@@ -217,20 +218,15 @@ class Trainer:
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
             self._drawn += 1
-            yield loader.take(draws.take())
-            if self._drawn and isinstance(self.plan.sampler, Shuffled):
-                raise RuntimeError(
-                    "a shuffled batch was drawn and not handed to step(): epochs are counted by their batches, so step "
-                    "each one before the next is drawn"
-                )
+            yield loader.take(next(draws))
             self._make_up()
 
     def step(self, inputs: Any, targets: Any) -> Record:
         """One private step on a batch from `batches`. Returns unprotected diagnostics."""
         if self._drawn == 0:
             raise RuntimeError(
-                "step() needs a batch drawn by trainer.batches(data), one for each step: "
-                "the privacy accounting is about how records are sampled"
+                "step() needs a batch drawn by trainer.batches(data), one for each step, and a shuffled one before the "
+                "next is drawn: the privacy accounting is about how records are sampled"
             )
         self._drawn -= 1
         return self._step(_cut(inputs, targets, self.max_physical_batch_size))
@@ -266,7 +262,7 @@ class Trainer:
         bar = Bar(self.method.name, total=self.plan.last, done=self.account.steps, visible=self.progress)
         with StopRequest() as stop, bar:
             while self.account.steps < self.plan.last and not stop.asked:
-                steps.append(self._step(self._physical(loader, draws.take())))
+                steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
                 ends = self.account.steps % self.plan.steps_per_epoch == 0
                 last = stop.asked or self.account.steps == self.plan.last
@@ -377,7 +373,7 @@ class Trainer:
         self.spending.admit(loader)
         return loader
 
-    def _draws(self, size: int) -> Draws:
+    def _draws(self, size: int) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.
 
         Starting a shuffled epoch anew would use a record twice where it is counted once.
@@ -392,13 +388,15 @@ class Trainer:
         return self._sequence
 
     def _make_up(self) -> None:
-        """Count shuffled batches that were drawn and never released, after an error for example.
+        """Count shuffled batches that were drawn and not released, after an error for example.
 
-        The epoch after them begins as many steps earlier, with records that were used in this one.
+        The epoch after them begins as many steps earlier, with records that were used in this one. They cannot be used
+        later.
         """
         if isinstance(self.plan.sampler, Shuffled) and self._sequence is not None:
             for _ in range(self._sequence.taken + self._sequence.begun - self.account.steps):
                 self._charge()
+            self._drawn = 0
 
     def draw_anew(self) -> None:
         """Forget the order of the records that are left, where another account of the steps was taken up."""
