@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
@@ -31,7 +32,7 @@ from gnomon.audit.sampling import _poisson
 from gnomon.audit.target import NoNoise
 from gnomon.cli import main
 from gnomon.methods import Method, dp_sgd, pcdp, rsdp
-from gnomon.release import SeededNoise
+from gnomon.release import Door, SeededNoise
 from gnomon.report import audit_scores
 from gnomon.subspaces import PublicEigenspace
 from gnomon.updates import gradients
@@ -406,3 +407,26 @@ def test_the_command_audits_named_models_on_data(capsys):
 def test_the_command_names_a_wrong_setting(flags, capsys):
     assert main([*QUICK, *flags]) == 2
     assert flags[0].removeprefix("--") in capsys.readouterr().err
+
+
+class NotANumber(Door):
+    """Something divides by zero."""
+
+    def release(self):
+        released = super().release()
+        next(iter(released.values())).view(-1)[0] = math.nan
+        return released
+
+
+def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, tmp_path):
+    monkeypatch.setattr("gnomon.training.trainer.Door", NotANumber)
+    model = Probe(8)
+    trainer = Trainer(
+        model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1, expected_batch_size=16,
+        noise_multiplier=1.0, target_delta=1e-5, steps=10, noise=SeededNoise(0), progress=False,
+    )  # fmt: skip
+    report = audit(trainer, releases=20, progress=False)
+    assert not report.ok
+    assert "values that are no numbers" in str(report)
+    audit_scores(report, tmp_path / "audit.png")
+    assert (tmp_path / "audit.png").exists()

@@ -160,6 +160,8 @@ class StepAudit:
             if bar is not None:
                 bar.update(releases)
         noise = torch.cat([rows - self._sums[name][0] for name, rows in seen.items()])
+        if bad := parts.numberless("all", noise):
+            return findings + bad, {"S and W": bounds.LARGEST_MU}, {}
         shown = {"E": parts.scores(self.worst, seen["without"], seen["with"])}
         lower = {
             "S and W": min(self.worst.length / max(bounds.sigma_at_most(noise, alpha), 1e-300), bounds.LARGEST_MU),

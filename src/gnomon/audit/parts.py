@@ -105,6 +105,8 @@ def law(
     more noise than declared, as with noise before clipping, and only what would be too little is tested. `tensors` says
     how many coordinates each tensor of the model has, where coordinates are parameters.
     """
+    if bad := numberless(name, noise):
+        return bad
     some = some_coordinates(noise)
     tests = {
         "deviation / declared": bounds.scale(noise, LAW, declared),
@@ -137,6 +139,16 @@ def together(noise: Tensor, alpha: float, declared: float) -> list[Finding]:
         Finding.of("W", "all: likeness of two steps", bounds.likeness(some_coordinates(noise), LAW)),
         Finding("W", "all: deviation is at most", most, "at least 1 of declared", most >= 1),
     ]
+
+
+def numberless(name: str, releases: Tensor) -> list[Finding]:
+    """A finding if some of what was released are not numbers: whatever else holds, that is no noise.
+
+    >>> [one.ok for one in numberless("all", torch.tensor([[math.nan]]))]
+    [False]
+    """
+    count = int((~torch.isfinite(releases)).sum())
+    return [Finding("W", f"{name}: values that are no numbers", count, "none", False)] if count else []
 
 
 def some_coordinates(noise: Tensor) -> Tensor:
