@@ -14,13 +14,14 @@ import torch
 
 from gnomon.config import read_yaml
 from gnomon.data import Records, load
+from gnomon.federated.by_name import PUBLIC, build_strategy
 from gnomon.federated.client import Client
 from gnomon.federated.entries import LEDGER, by_rounds, token
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import Refused
 from gnomon.federated.settings import declared
-from gnomon.federated.setup import PUBLIC, build_client, build_strategy, member, participations
+from gnomon.federated.setup import build_client, member, participations
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Head, LedgerError, needed_path
 from gnomon.run_folder import write_whole
