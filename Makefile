@@ -82,6 +82,7 @@ experiments: $(STAMP)
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 figures: $(STAMP)
+	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/figures/draw.py
 
 clean:

@@ -167,7 +167,8 @@ def split(text: str) -> list[str]:
     return text.split(",")
 
 
-def main() -> None:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """What was asked for on the command line, or by `words`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=split, default=["iid", "fair", "skew"])
     parser.add_argument("--data", type=split, default=["mnist", "fashion-mnist"])
@@ -181,14 +182,18 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tables", action="store_true", help="run nothing; write tables of what is there")
     parser.add_argument("--out", type=Path, default=Path("runs/federated"))
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     unknown = [name for name in args.studies if name not in STUDIES]
     if unknown:
         parser.error(f"--studies {unknown[0]}: one of {', '.join(STUDIES)}")
-    every = cells(args)
-    if not every:
+    if not cells(args):
         parser.error(f"--cells {','.join(args.cells)}: no run matches; names are as iid/fedavg@4")
-    failures = []
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    every, failures = cells(args), []
     if not args.tables:
         for seed in dict.fromkeys(cell.config.seed for cell in every):
             try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gnomon.report.comparison import colours
 from gnomon.report.picture import GREY, Picture, bars, blank, legend, over_seeds
+from gnomon.reproduce.words import difference, spread, three
 from gnomon.store import made_with, made_words
 
 NAMES = {
@@ -67,8 +68,8 @@ def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def _row(study: str, data: str, label: str, sigma: float, group: list[dict[str, Any]]) -> Row:
-    accuracy, spread = _over([100 * one["accuracy"] for one in group])
-    unfair, unfair_spread = _over([one["unfairness"] for one in group if one["unfairness"] is not None])
+    accuracy, off = _over([100 * one["accuracy"] for one in group])
+    unfair, unfair_off = _over([one["unfairness"] for one in group if one["unfairness"] is not None])
     published: tuple[float | None, float | None] = (None, None)
     psi = None
     if study == "iid" and label in PUBLISHED.get(data, {}) and sigma in SIGMAS:
@@ -78,7 +79,7 @@ def _row(study: str, data: str, label: str, sigma: float, group: list[dict[str, 
     values = (
         study, data, label, sigma, max(math.inf if one["epsilon"] is None else one["epsilon"] for one in group),
         PAPER_EPSILON.get(sigma) if study == "iid" else 3.52 if study == "fair" else None,
-        len(group), accuracy, spread, *published, unfair, unfair_spread, psi,
+        len(group), accuracy, off, *published, unfair, unfair_off, psi,
         _over([100 * one["worst"] for one in group if one["worst"] is not None])[0],
         group[0]["down"], group[0]["first down"], group[0]["up"], group[0]["rounds"],
         _over([one["seconds"] for one in group])[0],
@@ -87,8 +88,8 @@ def _row(study: str, data: str, label: str, sigma: float, group: list[dict[str, 
 
 
 def _over(values: Sequence[float]) -> tuple[float | None, float | None]:
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return (statistics.fmean(values) if values else None), spread
+    off = statistics.stdev(values) if len(values) > 1 else None
+    return (statistics.fmean(values) if values else None), off
 
 
 def write(results: Sequence[dict[str, Any]], folder: Path) -> str:
@@ -102,7 +103,8 @@ def write(results: Sequence[dict[str, Any]], folder: Path) -> str:
     (folder / "federated.csv").write_text(out.getvalue())
     parts = (iid_tables, fair_tables, skew_tables, traffic)
     lines = [line for part in parts for line in part(found)]
-    about = f"Measured in bold, [seeds] behind it, published in parentheses. {made_words(made_with(results))}".rstrip()
+    about = "Measured in bold, [seeds] behind it, published in parentheses with measured minus published."
+    about = f"{about} {made_words(made_with(results))}".rstrip()
     text = "\n".join([about, "", *lines])
     (folder / "federated.md").write_text(text + "\n")
     for picture in (iid_picture(found), fair_picture(found), skew_picture(found)):
@@ -122,18 +124,17 @@ def _of(found: Sequence[Row], study: str) -> dict[str, list[Row]]:
 
 def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     body = [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines)]
-    return [f"### {title}", "", *body, ""]
+    return [f"**{title}**", "", *body, ""]
 
 
 def _measured(row: Row | None) -> str:
     if row is None:
         return "not run"
-    theirs = "" if row["published"] is None else f" ({_spread(row['published'], row['published_std'])})"
-    return f"**{_spread(row['accuracy'], row['accuracy_std'])}** [{row['seeds']}]{theirs}"
-
-
-def _spread(value: float, deviation: float | None) -> str:
-    return f"{value:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+    theirs = ""
+    if row["published"] is not None:
+        apart = difference(row["accuracy"], row["published"])
+        theirs = f" ({three(row['published'])}{spread(row['published_std'])}; {apart})"
+    return f"**{three(row['accuracy'])}{spread(row['accuracy_std'])}** [{row['seeds']}]{theirs}"
 
 
 def iid_tables(found: Sequence[Row]) -> list[str]:
@@ -158,9 +159,9 @@ def fair_tables(found: Sequence[Row]) -> list[str]:
     for data, mine in _of(found, "fair").items():
         body = []
         for row in mine:
-            spread = "" if row["unfairness_std"] is None else f" ± {row['unfairness_std']:.2g}"
+            off = "" if row["unfairness_std"] is None else f" ± {row['unfairness_std']:.2g}"
             psi = "" if row["published_unfairness"] is None else f" ({row['published_unfairness']:.1e})"
-            unfair = f"**{row['unfairness']:.3g}{spread}**{psi}"
+            unfair = f"**{row['unfairness']:.3g}{off}**{psi}"
             worst = f"{row['worst_accuracy']:.1f}"
             body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfair, worst])
         title = f"Fairness, {data}: Dirichlet 0.1, ε = {mine[0]['epsilon']:.2f}, {mine[0]['rounds']} rounds"
@@ -213,9 +214,9 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
         for method in dict.fromkeys(row["method"] for row in mine):
             line = sorted((row for row in mine if row["method"] == method), key=lambda row: row["sigma"])
             sigmas, shade = [row["sigma"] for row in line], shades[method]
-            spread = bars([row["accuracy_std"] for row in line])
+            off = bars([row["accuracy_std"] for row in line])
             panel.errorbar(
-                sigmas, [row["accuracy"] for row in line], spread, color=shade, marker="o", markersize=4, capsize=2,
+                sigmas, [row["accuracy"] for row in line], off, color=shade, marker="o", markersize=4, capsize=2,
                 label=NAMES.get(method, method) if panel is axes[0] else None,
             )  # fmt: skip
             known = [row for row in line if row["published"] is not None]

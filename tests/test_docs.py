@@ -70,3 +70,13 @@ def test_links_and_pictures_lead_somewhere(page):
 def test_no_page_or_source_names_a_path_of_a_machine():
     for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("src/**/*.py"), ROOT / "Makefile"]:
         assert not re.search(r"/(home|root|work)/", path.read_text()), path
+
+
+def test_tables_of_the_results_are_those_of_the_finished_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    tables = importlib.import_module("tables")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert {"pcdp-table2", "federated-iid"} <= set(re.findall(r"<!-- measured: (\S+) -->", page))
+    assert tables.written(page) == page, "docs/results.md is not what experiments/results says: make figures"
+    wrong = page.replace("| DP-SGD | **", "| DP-SGD | **1", 1)
+    assert tables.written(wrong) == page

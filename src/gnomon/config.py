@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
@@ -147,9 +148,9 @@ class TrainConfig:
 
     def with_settings(self, values: dict[str, Any]) -> Self:
         """This config with some settings replaced."""
-        given = dataclasses.asdict(type(self).from_dict(values))
+        given = type(self).from_dict(values)
         names = {str(key).replace("-", "_") for key in values}
-        return dataclasses.replace(self, **{name: given[name] for name in names})
+        return dataclasses.replace(self, **{name: getattr(given, name) for name in names})
 
     def to_yaml(self) -> str:
         """All settings, as a file that `--config` reads."""
@@ -192,9 +193,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of all settings; working them out takes milliseconds."""
+    return get_type_hints(cls)
+
+
 def _typed(cls: type, name: str, value: Any) -> Any:
     """The value in the field's type; an error that names the setting otherwise."""
-    hint = get_type_hints(cls)[name]
+    hint = _hints(cls)[name]
     kinds = get_args(hint) or (hint,)
     choices = next(f for f in fields(cls) if f.name == name).metadata["choices"]
     if value is None and type(None) in kinds:

@@ -40,10 +40,10 @@ def test_a_cell_has_its_mean_spread_seeds_and_the_published_number(study, tmp_pa
         result("fair", "fedfdp fair=0.1", 1.9, 0.8, **fair),
     ]
     text = tables.write(found, tmp_path)
-    assert "| FedAvg | **91.0 ± 1.4** [2] (84.7 ± 0.8) |" in text
-    assert "| FedPCDP | **88.0** [1] (89.0 ± 1.4) |" in text
+    assert "| FedAvg | **91.0 ± 1.4** [2] (84.7 ± 0.8; +6.3) |" in text
+    assert "| FedPCDP | **88.0** [1] (89.0 ± 1.4; -1.0) |" in text
     assert "no noise" in text
-    assert "| FedFDP, λ = 0.1 | **80.0** [1] (95.1 ± 0.8) | **0.5** (2.3e+10) | 70.0 |" in text
+    assert "| FedFDP, λ = 0.1 | **80.0** [1] (95.1 ± 0.8; -15.1) | **0.5** (2.3e+10) | 70.0 |" in text
     rows = list(csv.DictReader((tmp_path / "federated.csv").open()))
     assert [(row["method"], row["seeds"]) for row in rows[:2]] == [("fedavg", "2"), ("fedpcdp", "1")]
     for name in ("iid", "skew", "fair"):

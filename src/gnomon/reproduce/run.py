@@ -152,14 +152,18 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
         return None
     per_epoch = max(1, round(config.private / config.batch_size))
     steps = max(1, round(config.epochs * per_epoch))
-    return float(
-        epsilon(
-            noise_multiplier=config.noise_multiplier / (2 if experiment.micro_batch > 1 else 1),
-            sampler=Shuffled(per_epoch),
-            steps=steps,
-            delta=config.target_delta,
-        )
-    )
+    noise = config.noise_multiplier / (2 if experiment.micro_batch > 1 else 1)
+    return of_blocks(noise, per_epoch, steps, config.target_delta)
+
+
+@cache
+def of_blocks(noise: float, per_epoch: int, steps: int, delta: float) -> float:
+    """Epsilon of batches that are the same blocks in every epoch; lines that share it work it out once.
+
+    >>> round(of_blocks(6.0, 40, 3200, 1e-5), 1)
+    7.0
+    """
+    return float(epsilon(noise_multiplier=noise, sampler=Shuffled(per_epoch), steps=steps, delta=delta))
 
 
 def command(experiment: Experiment, rows: Sequence[Row]) -> str:
