@@ -307,3 +307,13 @@ def test_ctrl_c_writes_everything_and_exits_with_130(tmp_path):
     statement = json.loads((out / "statement.json").read_text())
     assert statement["steps"] >= 1
     assert {"model.safetensors", "curve.png", "statement.txt", "config.yaml"} <= files(out)
+
+
+def test_a_sampler_that_does_not_fit_the_records_leaves_the_earlier_run_alone(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--out", str(out)]) == 0
+    before = (out / "model.safetensors").read_bytes()
+    wrong = ["--sampler", "truncated", "--dataset-size", "1000", "--out", str(out), "--overwrite"]
+    assert main([*SHORT, *wrong]) == 2
+    assert "dataset_size = 1000" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == before

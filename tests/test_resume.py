@@ -73,6 +73,19 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, monkeypatch, capsys):
     assert "has ended" in capsys.readouterr().err
 
 
+def test_noise_for_a_target_is_taken_from_the_run_and_not_searched_again(stopped, monkeypatch):
+    """Another machine's search may end in another last digit, and the run would be lost."""
+    facts = json.loads((stopped / "checkpoint.json").read_text())
+    facts["notes"]["config"] |= {"noise-multiplier": None, "target-epsilon": 2.0}
+    (stopped / "checkpoint.json").write_text(json.dumps(facts))
+    config = yaml.safe_load((stopped / "config.yaml").read_text())
+    (stopped / "config.yaml").write_text(yaml.safe_dump(config | {"noise-multiplier": None, "target-epsilon": 2.0}))
+    monkeypatch.setattr("gnomon.training.plan.noise_multiplier", None)  # not called
+    done = resume(stopped, progress=False)
+    assert done.trainer.account.noise_multiplier == 30.0
+    assert yaml.safe_load((stopped / "config.yaml").read_text())["target-epsilon"] == 2.0
+
+
 def test_a_changed_config_is_refused_by_the_name_of_the_setting(stopped, capsys):
     path = stopped / "config.yaml"
     config = yaml.safe_load(path.read_text())

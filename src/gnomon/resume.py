@@ -43,7 +43,7 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
     source = load(config.data, config.data_dir)
     split = records(config, source)
     trainer = build_trainer(
-        config,
+        _with_noise(config, checkpoint.facts["settings"]["noise_multiplier"]),
         source,
         split.public,
         progress=progress,
@@ -66,6 +66,13 @@ def _config(out: Path, then: dict[str, object]) -> TrainConfig:
                 "put it back, or start another run with --config"
             )
     return config
+
+
+def _with_noise(config: TrainConfig, found: float) -> TrainConfig:
+    """The noise that the run's target asked for when it started; another machine's search may end a digit beside it."""
+    if config.noise_multiplier is not None:
+        return config
+    return dataclasses.replace(config, noise_multiplier=found, target_epsilon=None)
 
 
 def _ledger(path: Path) -> Ledger:

@@ -215,6 +215,48 @@ def test_settings_that_cannot_be_used_are_refused(setting):
         audit(trainer_of(), **setting)
 
 
+def test_a_model_too_large_to_audit_is_named_with_the_way_out():
+    model = nn.Linear(2000, 2000)
+    large = Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.1),
+        sampler=FullBatch(), expected_batch_size=4, noise_multiplier=5.0, target_delta=1e-5, steps=2, progress=False,
+    )  # fmt: skip
+    for releases in (200, 20):
+        with pytest.raises(SettingError, match=r"gnomon\.audit\.Probe"):
+            audit(large, (torch.randn(4, 2000), torch.arange(4)), releases=releases)
+
+
+def test_rounding_of_large_noise_is_not_taken_for_a_contribution():
+    model = nn.Linear(20, 50)
+    sound = Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.1),
+        sampler=FullBatch(), expected_batch_size=40, noise_multiplier=20_000.0, target_delta=1e-5, steps=3000,
+        progress=False,
+    )  # fmt: skip
+    x = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
+    found = audit(sound, (x, torch.arange(40)), releases=60, canaries=4)
+    assert max(one.mu for one in found.bounds) < found.claim.mu
+    assert found.sentence().endswith("consistent")
+
+
+def test_the_claim_of_a_run_that_stops_at_its_budget_is_what_it_spends():
+    model = Probe(8)
+    run = Trainer(
+        model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sampler=Poisson(0.1), expected_batch_size=16,
+        noise_multiplier=2.0, target_epsilon=1.0, target_delta=1e-5, steps=5000, progress=False,
+    )  # fmt: skip
+    claim = Claim.of(run)
+    assert claim.steps == run.plan.last < 5000
+    assert 0.9 < claim.epsilon <= 1.0
+
+
+def test_a_whole_run_with_too_few_canaries_for_its_batches_is_refused_at_once():
+    started = time.monotonic()
+    with pytest.raises(SettingError, match="whole_run"):
+        audit(trainer_of(sampler=FixedSize(64)), whole_run=100)
+    assert time.monotonic() - started < 5
+
+
 # -- the sampler ---------------------------------------------------------------------------------------
 
 

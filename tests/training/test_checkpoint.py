@@ -21,7 +21,7 @@ from gnomon.ledger import Ledger
 from gnomon.methods import Method
 from gnomon.release import SeededNoise
 from gnomon.steps import ConstrainedDescent
-from gnomon.training import CheckpointError, read_checkpoint, restore_checkpoint, save_checkpoint
+from gnomon.training import CheckpointError, NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
 
 DELTA = 1e-5
 
@@ -250,10 +250,27 @@ def test_an_edited_ledger_is_refused(stopped):
         trainer(stopped)
 
 
-def test_other_data_are_refused(stopped):
-    t = trainer(stopped)
+def test_other_data_are_refused_and_leave_no_trace(stopped):
+    t = trainer(stopped, seed=1)
+    weights, entered = everything(t), len(t.spending.ledger.state().runs)
     with pytest.raises(ValueError, match="other data"):
         restore_checkpoint(t, read_checkpoint(stopped), data(seed=3))
+    assert all(torch.equal(one, other) for one, other in zip(everything(t), weights, strict=True))
+    t.fit(data(seed=3))  # a run of its own, on its own data
+    state = t.spending.ledger.state()
+    assert (len(state.runs), len(state.datasets)) == (entered + 1, 2)
+    assert t.statement().ledger["steps"] == 40
+
+
+def test_a_model_that_is_refused_leaves_the_run_closed(stopped):
+    def mixing(outputs, targets):
+        return nn.functional.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
+
+    t = trainer(stopped, loss=mixing)
+    with pytest.raises(NotPrivate):
+        restore_checkpoint(t, read_checkpoint(stopped), data())
+    (run,) = t.spending.ledger.state().runs.values()
+    assert run.committed == run.reserved
 
 
 def damaged(path) -> list[str]:

@@ -39,6 +39,35 @@ def trainer(model: nn.Module | None = None, **settings: Any) -> Trainer:
 # -- nothing leaves without noise ------------------------------------------------------------------
 
 
+def test_a_layer_that_was_replaced_is_noticed_before_anything_is_spent():
+    one = trainer(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    one.model[2] = nn.Linear(4, 2)
+    with pytest.raises(RuntimeError, match="replaced"):
+        one.fit(records())
+    assert one.account.steps == 0
+
+
+def test_another_method_brings_its_own_basis():
+    one = trainer(steps=4)
+    batches = one.batches(records())
+    one.step(*next(batches))
+    one.method = methods.rsdp(rate=0.9)
+    before = torch.cat([p.detach().flatten().clone() for p in one.model.parameters()])
+    one.step(*next(batches))
+    after = torch.cat([p.detach().flatten() for p in one.model.parameters()])
+    assert 0 < int((before != after).sum()) < 8  # of 8 weights
+
+
+@pytest.mark.parametrize("sampler", [FixedSize(50), TruncatedPoisson(0.1, 10, 20)])
+def test_a_sampler_that_does_not_fit_the_data_is_named_before_the_run_is_entered(tmp_path, sampler):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    one = trainer(sampler=sampler, ledger=ledger, noise=SecureNoise())
+    for attempt in (one.check, one.fit, one.fit, lambda data: next(one.batches(data))):
+        with pytest.raises(SettingError, match="40 records"):
+            attempt(records())
+    assert not ledger.state().runs
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_frozen_table_that_looking_up_changes_is_refused(kind):
     table = kind(50, 4, max_norm=0.5).requires_grad_(False)
@@ -92,7 +121,7 @@ def test_freezing_and_thawing_between_steps_is_refused():
     batches = one.batches(records())
     one.step(*next(batches))
     one.model[0].requires_grad_(False)
-    with pytest.raises(RuntimeError, match="frozen or thawed"):
+    with pytest.raises(RuntimeError, match="frozen, thawed"):
         one.step(*next(batches))
 
 

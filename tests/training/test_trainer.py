@@ -16,7 +16,7 @@ import gnomon
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.clipping import Automatic, PerLayer
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.training import BudgetExhausted
+from gnomon.training import BudgetExhausted, evaluate
 from gnomon.validate import SettingError
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
@@ -384,3 +384,13 @@ def test_a_mean_reduced_loss_is_converted_with_a_warning_not_mis_scaled():
     converted.fit(data())
     plain.fit(data())
     assert torch.equal(weights(converted), weights(plain))
+
+
+def test_evaluate_converts_a_loss_that_reduces_and_refuses_one_that_it_cannot():
+    model, x = nn.Linear(3, 2), torch.randn(200, 3)
+    y = (x[:, 0] > 0).long()
+    plain = evaluate(model, nn.CrossEntropyLoss(reduction="none"), (x, y))
+    with pytest.warns(UserWarning, match="reduction='none'"):
+        assert evaluate(model, nn.CrossEntropyLoss(), (x, y)) == plain
+    with pytest.raises(ValueError, match="one number a sample"):
+        evaluate(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets), (x, y))

@@ -14,7 +14,7 @@ from gnomon import validate
 from gnomon.audit import bounds, parts
 from gnomon.audit.bench import Batch, Bench, Probe, ProbeBench, RecordBench
 from gnomon.audit.findings import Finding, LowerBound
-from gnomon.audit.onerun import OneRun, one_run
+from gnomon.audit.onerun import OneRun, one_run, tossed
 from gnomon.audit.repeatable import OFF
 from gnomon.audit.report import Report
 from gnomon.audit.sampling import sampling
@@ -23,6 +23,7 @@ from gnomon.training import Trainer
 from gnomon.validate import SettingError
 
 MOST_NUMBERS = 2**26
+LEAST_RELEASES = 20
 """How many numbers the releases of one data set may hold: half a gigabyte."""
 
 BOUNDS = 4
@@ -41,7 +42,8 @@ def audit(
 ) -> Report:
     """Attacks the step of a Trainer that has not started, and says what epsilon it has at least.
 
-    Copies of the Trainer get data sets of the auditor's choice; the Trainer itself is left as it is. On the `Probe`
+    Copies of the Trainer get data sets of the auditor's choice; the Trainer itself makes no step. They draw from its
+    source of noise, so a seeded run goes on with other noise afterwards. On the `Probe`
     model the auditor writes every gradient down and the bound is tight; any other model is attacked with records of
     `data`. `releases` is how many steps each data set is released for. `whole_run=m` attacks a whole run of the
     method on a probe with m canaries as well, which takes as long as such a run.
@@ -56,7 +58,7 @@ def audit(
     claimed epsilon 1.00, audited lower bound 0.96 at 99.9 % confidence: consistent
     """
     validate.whole("canaries", canaries)
-    validate.whole("releases", releases, least=20)
+    validate.whole("releases", releases, least=LEAST_RELEASES)
     validate.probability("confidence", confidence)
     validate.whole("whole_run", whole_run, least=0)
     if isinstance(trainer.model, Probe):
@@ -66,13 +68,12 @@ def audit(
     else:
         bench = RecordBench(data)
     if whole_run:
-        _run_size(trainer)  # refuses before anything takes time
+        _run_size(trainer)  # these refuse before anything takes time
+        tossed(trainer.plan.sampler, whole_run)
     started = time.monotonic()
     alpha = (1 - confidence) / (BOUNDS + bool(whole_run))
     target = TrainerTarget(trainer, bench.one)
-    if target.view.parameters * releases > MOST_NUMBERS:
-        allowed = f"at most {MOST_NUMBERS // target.view.parameters} for a model of {target.view.parameters} parameters"
-        raise SettingError("releases", releases, allowed)
+    _refuse_too_many(target.view.parameters, releases)
     with tqdm(total=4 * releases, unit="release", disable=not progress, desc="audit", dynamic_ncols=True) as bar:
         step = StepAudit(target, bench, canaries)
         findings, lower, shown = step.run(releases, alpha, trainer.method.pre_noise == 0, bar)
@@ -93,6 +94,18 @@ def audit(
         tuple(_caveats(trainer, target)),
         time.monotonic() - started,
     )
+
+
+def _refuse_too_many(parameters: int, releases: int) -> None:
+    """All releases are held at once."""
+    most = MOST_NUMBERS // parameters
+    if most < LEAST_RELEASES:
+        allowed = (
+            f"one of at most {MOST_NUMBERS // LEAST_RELEASES} parameters, or gnomon.audit.Probe with the same method"
+        )
+        raise SettingError("model", f"one of {parameters} parameters", allowed)
+    if releases > most:
+        raise SettingError("releases", releases, f"at most {most} for a model of {parameters} parameters")
 
 
 def _caveats(trainer: Trainer, target: TrainerTarget) -> Iterator[str]:
@@ -163,8 +176,9 @@ class StepAudit:
         if bad := parts.numberless("all", noise):
             return findings + bad, {"S and W": bounds.LARGEST_MU}, {}
         shown = {"E": parts.scores(self.worst, seen["without"], seen["with"])}
+        length = max(0.0, self.worst.length - parts.rounding(self.target))
         lower = {
-            "S and W": min(self.worst.length / max(bounds.sigma_at_most(noise, alpha), 1e-300), bounds.LARGEST_MU),
+            "S and W": min(length / max(bounds.sigma_at_most(noise, alpha), 1e-300), bounds.LARGEST_MU),
             "E, noncentral t": bounds.mu_by_noncentral_t(shown["E"].inside, shown["E"].outside, alpha),
             "E, threshold": bounds.mu_by_threshold(shown["E"].inside, shown["E"].outside, alpha),
         }

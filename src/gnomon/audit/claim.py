@@ -38,7 +38,7 @@ class Claim:
         """The claim of the run that a Trainer has planned."""
         account = trainer.account
         return cls(
-            account.noise_multiplier, account.sampler, trainer.plan.steps, trainer.plan.delta, account.adjacency,
+            account.noise_multiplier, account.sampler, trainer.plan.last, trainer.plan.delta, account.adjacency,
             account.accountant,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnomon.accounting import FixedSize, Sampling
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
@@ -14,6 +15,7 @@ from gnomon.audit.parts import Scores
 from gnomon.methods import Method, dp_sgd
 from gnomon.release import NoiseSource
 from gnomon.training import Trainer
+from gnomon.validate import SettingError
 
 GUESSED = 0.2
 """The share of canaries that a guess is made about: those with the highest and lowest scores."""
@@ -58,8 +60,7 @@ def one_run(
     >>> broken.right, broken.guesses
     (20, 20)
     """
-    draw = torch.Generator().manual_seed(seed)
-    coins = torch.rand(canaries, generator=draw) < 0.5
+    coins, draw = tossed(claim.sampler, canaries, seed)
     model = Probe(size or canaries)
     copied = trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method or dp_sgd(),
@@ -72,6 +73,25 @@ def one_run(
     copied.fit((spikes[coins], torch.zeros(int(coins.sum()))))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     return judged(-(spikes @ weights), coins, claim.delta, alpha)
+
+
+def tossed(sampler: Sampling, canaries: int, seed: int = 0) -> tuple[Tensor, torch.Generator]:
+    """Which canaries are in, and what the other random choices are drawn from.
+
+    >>> from gnomon.accounting import FixedSize
+    >>> tossed(FixedSize(64), 100)
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: whole_run = 100 is not allowed: give more: of so many canaries about half are \
+in, and batches of 64 are drawn from them
+    """
+    draw = torch.Generator().manual_seed(seed)
+    coins = torch.rand(canaries, generator=draw) < 0.5
+    if isinstance(sampler, FixedSize) and sampler.batch_size > int(coins.sum()):
+        allowed = (
+            f"more: of so many canaries about half are in, and batches of {sampler.batch_size} are drawn from them"
+        )
+        raise SettingError("whole_run", canaries, allowed)
+    return coins, draw
 
 
 def judged(scores: Tensor, coins: Tensor, delta: float, alpha: float) -> OneRun:

@@ -85,10 +85,13 @@ def moved(target: Target, pairs: list[Pair]) -> list[Moved]:
 
 def sensitivity(what: str, length: float, target: Target) -> Finding:
     """Part S: no record moves the sum by more than the bound."""
-    # sums lie on a grid of 2^-20 deviations
-    grid = 2.0**-20 * target.claim.noise_multiplier * target.view.parameters**0.5
-    allowed = 1 + TOLERANCE + grid
+    allowed = 1 + TOLERANCE + rounding(target)
     return Finding("S", f"one {what} moves the sum by", length, f"at most {allowed:.5g} C", length <= allowed)
+
+
+def rounding(target: Target) -> float:
+    """How much of a change between two sums may be rounding: they lie on a grid of 2^-20 deviations."""
+    return 2.0**-20 * target.claim.noise_multiplier * float(target.view.parameters) ** 0.5
 
 
 def law(

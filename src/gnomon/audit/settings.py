@@ -55,7 +55,7 @@ def _on_probe(config: TrainConfig, planned: Trainer) -> Trainer:
         target_delta=planned.plan.delta,
         sampler=planned.plan.sampler,
         noise_multiplier=planned.account.noise_multiplier,
-        steps=planned.plan.steps,
+        steps=planned.plan.last,
         adjacency=planned.account.adjacency,
         accountant=planned.account.accountant,
         max_physical_batch_size=planned.max_physical_batch_size,

@@ -130,7 +130,7 @@ class TrainerTarget:
         self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
         plan, self.method = trainer.plan, _plainly_moved(trainer.method)
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
-            still = Still(self.method.subspace, plan.steps - 1, plan.steps_per_epoch, plan.steps)
+            still = Still(self.method.subspace, plan.last - 1, plan.steps_per_epoch, plan.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
         self.model, self.dropout = without_dropout(trainer.model)
         moment = Moment(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))

@@ -24,7 +24,11 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
     >>> sorted(torch.cat([next(drawn), next(drawn)]).tolist())
     [0, 1, 2, 3, 4]
     """
-    _check_size(sampling, records)
+    check_size(sampling, records)
+    return _endless(sampling, records, randomness)
+
+
+def _endless(sampling: Sampling, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
     if isinstance(sampling, TruncatedPoisson):
         while True:
             chosen = poisson(sampling.sample_rate, records, randomness)
@@ -42,11 +46,17 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
     elif isinstance(sampling, FixedSize):
         while True:
             yield shuffle(records, randomness)[: sampling.batch_size]
-    else:
+
+
+def check_size(sampling: Sampling, records: int) -> None:
+    """An error if this many records cannot be drawn as declared.
+
+    >>> check_size(FixedSize(10, 1000), 5)
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: batch_size = 10 is not allowed: give at most the 5 records there are
+    """
+    if not isinstance(sampling, Poisson | TruncatedPoisson | FullBatch | Shuffled | FixedSize):
         raise SettingError("sampler", sampling, "Poisson, TruncatedPoisson, FullBatch, Shuffled or FixedSize")
-
-
-def _check_size(sampling: Sampling, records: int) -> None:
     if isinstance(sampling, TruncatedPoisson) and records > sampling.dataset_size:
         allowed = f"at least the {records} records there are: how often batches are full is part of the accounting"
         raise SettingError("dataset_size", sampling.dataset_size, allowed)

@@ -97,13 +97,12 @@ class Spending:
         mine = self._account.to_dict()
         if any(mine[key] != value for key, value in found.settings.items()) or found.declared != self._steps:
             raise LedgerError(f"run {run} was entered with other settings: {found.settings}, {found.declared} steps")
-        self.run = run
-        self.admit(data)
-        assert self._identity is not None
+        identity = self.ledger.identify(data, self._name)
         state = self.ledger.state()
-        if not state.family(found.dataset) & set(state.matches(self._identity)):
+        if not state.family(found.dataset) & set(state.matches(identity)):
             raise LedgerError(f"run {run} was on other data: give it the records that it started with")
-        self.ledger.dataset(self._identity, self._name or self.label)  # records that have come since count too
+        self.run, self._identity = run, identity
+        self.ledger.dataset(identity, self._name or self.label)  # records that have come since count too
         lost = 0
         if isinstance(self._account.sampler, Shuffled):
             lost = -found.reserved % self._account.sampler.steps_per_epoch

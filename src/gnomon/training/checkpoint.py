@@ -165,8 +165,15 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
         raise CheckpointError(f"{checkpoint.path} does not fit its ledger, or is ahead of it: {error}") from None
     if ledger.run(facts["run"]).reserved < checkpoint.step:
         raise CheckpointError(f"{checkpoint.path} is at step {checkpoint.step}, ahead of what its ledger has reserved")
-    trainer.spending.run = facts["run"]  # the budget has been asked for it already
-    trainer.check(train)
+    steps = trainer.spending.resume(facts["run"], train)  # refuses other data before anything is taken over
+    if steps > trainer.account.steps:
+        trainer.account.charge(steps - trainer.account.steps)
+    trainer.draw_anew()
+    try:
+        trainer.check(train)
+    except BaseException:
+        trainer.spending.stop()
+        raise
     state = unpack(facts["state"], checkpoint.tensors)
     trainer.model.load_state_dict(state["model"])
     trainer.optimizer.load_state_dict(state["optimizer"])
@@ -174,10 +181,6 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
         trainer.scheduler.load_state_dict(state["scheduler"])
     if trainer.average is not None:
         trainer.average.load_state_dict(state["average"])
-    trainer.draw_anew()
-    steps = trainer.spending.resume(facts["run"], train)
-    if steps > trainer.account.steps:
-        trainer.account.charge(steps - trainer.account.steps)
     lost = f"{RESUMED} {checkpoint.step}: {steps - checkpoint.step} more steps had been reserved and count as released."
     trainer.notes = (*trainer.notes, *facts["resumed"], lost)
     return steps

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.data import Loader
-from gnomon.updates import Loss
+from gnomon.updates import Loss, per_sample
+from gnomon.updates.gradients import batch_size as count
+from gnomon.updates.losses import checked
 from gnomon.updates.trees import call
 from gnomon.updates.untouched import untouched
 
@@ -17,7 +19,8 @@ from gnomon.updates.untouched import untouched
 def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> dict[str, float]:
     """Mean loss, and accuracy where outputs are class scores for whole-number targets.
 
-    The model is in evaluation mode meanwhile and in its own again afterwards.
+    The model is in evaluation mode meanwhile and in its own again afterwards. A criterion of torch that reduces over
+    the batch is converted, as the Trainer does it.
 
     >>> model = nn.Identity()
     >>> loss = nn.CrossEntropyLoss(reduction="none")
@@ -25,14 +28,14 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> 
     1.0
     """
     device = next((p.device for p in model.parameters()), None)
-    loader = Loader(data, "validation", device)
+    loader, loss = Loader(data, "validation", device), per_sample(loss)
     total, right, scored = 0.0, 0, True
     with untouched(model):
         model.eval()
         for positions in torch.arange(len(loader)).split(batch_size):
             inputs, targets = loader.take(positions)
             outputs = call(model, inputs)
-            total += float(loss(outputs, targets).double().sum())
+            total += float(checked(loss(outputs, targets), count(inputs)).double().sum())
             scored = scored and _are_scores(outputs, targets)
             if scored:
                 best = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0  # one score: its sign

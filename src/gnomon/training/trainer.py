@@ -18,7 +18,7 @@ from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader
-from gnomon.data.sampling import shuffle
+from gnomon.data.sampling import check_size, shuffle
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
@@ -176,8 +176,13 @@ class Trainer:
         if method.expansion != self.account.expansion or method.private != self._method.private:
             allowed = "one whose steps cost the same as those that were planned, or another Trainer"
             raise validate.SettingError("method", method.name, allowed)
+        if method.average != self._method.average:
+            raise validate.SettingError(
+                "method", method.name, "one that averages weights if the other did, or another Trainer"
+            )
         method.check(self.plan.sampler)
-        self._method, self._independent = method, False
+        method.step.prepare(self.model, self.optimizer)
+        self._method, self._basis, self._independent = method, None, False
 
     # -- what it costs ---------------------------------------------------------------------------
 
@@ -292,9 +297,11 @@ class Trainer:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
-        if [name for name, p in self.model.named_parameters() if p.requires_grad] != list(self._parameters):
+        now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
+        if now != {name: id(p) for name, p in self._parameters.items()}:
             raise RuntimeError(
-                "parameters were frozen or thawed since this Trainer was made, and it would not follow: make another"
+                "parameters were frozen, thawed or replaced since this Trainer was made, and it would not follow: "
+                "make another"
             )
         basis = self._basis_now()
         before, between = (self.method.project == where for where in ("before", "between"))
@@ -365,6 +372,7 @@ class Trainer:
 
     def _loader(self, train: Any) -> Loader:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)
+        check_size(self.plan.sampler, len(loader))
         if not self._independent:
             some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
             self._check_independence(*loader.take(some))
