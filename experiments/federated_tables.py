@@ -21,6 +21,8 @@ NAMES = {
     "fedfdp fair=0.01": "FedFDP, λ = 0.01", "fedfdp fair=0.1": "FedFDP, λ = 0.1",
 }  # fmt: skip
 
+SETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
+
 PUBLISHED = {
     "mnist": {
         "fedavg": ((84.70, 0.79), (63.95, 4.52), (37.45, 4.79), (26.66, 2.63)),
@@ -149,7 +151,7 @@ def iid_tables(found: Sequence[Row]) -> list[str]:
         for name, key in (("epsilon, true", "epsilon"), ("epsilon, published", "paper_epsilon")):
             known = {row["sigma"]: row[key] for row in mine}
             body.append([name, *("" if known[sigma] is None else f"{known[sigma]:.2f}" for sigma in sigmas)])
-        title = f"IID, {data}: accuracy in %, {mine[0]['rounds']} rounds"
+        title = f"IID, {SETS[data]}: accuracy in %, {mine[0]['rounds']} rounds"
         lines += _table(title, ["", *(f"σ = {sigma:g}" for sigma in sigmas)], body)
     return lines
 
@@ -164,7 +166,7 @@ def fair_tables(found: Sequence[Row]) -> list[str]:
             unfair = f"**{row['unfairness']:.3g}{off}**{psi}"
             worst = f"{row['worst_accuracy']:.1f}"
             body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfair, worst])
-        title = f"Fairness, {data}: Dirichlet 0.1, ε = {mine[0]['epsilon']:.2f}, {mine[0]['rounds']} rounds"
+        title = f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {mine[0]['epsilon']:.2f}, {mine[0]['rounds']} rounds"
         lines += _table(title, ["", "accuracy, %", "variance of the clients' losses", "worst client, %"], body)
     return lines
 
@@ -180,7 +182,7 @@ def skew_tables(found: Sequence[Row]) -> list[str]:
             [NAMES.get(method, method), *(_measured(cells.get((method, sigma))) for sigma in sigmas)]
             for method in dict.fromkeys(row["method"] for row in mine)
         ]
-        title = f"Almost one class a client, {data}: accuracy in %, {mine[0]['rounds']} rounds"
+        title = f"Almost one class a client, {SETS[data]}: accuracy in %, {mine[0]['rounds']} rounds"
         lines += _table(title, ["", *heads], body)
     return lines
 
@@ -199,7 +201,7 @@ def traffic(found: Sequence[Row]) -> list[str]:
                 for method, row in reversed(each.items())
             ]  # fmt: skip
             heads = ["", "down", "down, first time", "up", "up, in units of FedAvg's"]
-            return _table(f"Bytes of a client and round, {data}", heads, body)
+            return _table(f"Bytes of a client and round, {SETS[data]}", heads, body)
     return []
 
 
@@ -221,7 +223,7 @@ def iid_picture(found: Sequence[Row]) -> Picture | None:
             )  # fmt: skip
             known = [row for row in line if row["published"] is not None]
             panel.plot([row["sigma"] for row in known], [row["published"] for row in known], "--", color=shade, lw=1)
-        panel.set_title(data, fontsize=10)
+        panel.set_title(SETS[data], fontsize=10)
         panel.set_xticks(sorted({row["sigma"] for row in mine}))
         panel.set_xlabel("noise multiplier σ")
     axes[0].plot([], [], "--", color=GREY, lw=1, label="published")
@@ -250,7 +252,7 @@ def skew_picture(found: Sequence[Row]) -> Picture | None:
                 label=label if panel is axes[0] else None,
             )  # fmt: skip
         panel.set_xticks(range(len(methods)), [NAMES.get(m, m) for m in methods], rotation=45, ha="right", fontsize=8)
-        panel.set_title(data, fontsize=10)
+        panel.set_title(SETS[data], fontsize=10)
         panel.set_ylim(0, 100)
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0], most=1)
@@ -274,7 +276,7 @@ def fair_picture(found: Sequence[Row]) -> Picture | None:
                 label=NAMES.get(row["method"], row["method"]) if panel is axes[0] else None,
             )  # fmt: skip
         panel.set_ylim(bottom=0)
-        panel.set_title(data, fontsize=10)
+        panel.set_title(SETS[data], fontsize=10)
         panel.set_xlabel("accuracy (%)")
     axes[0].set_ylabel("variance of the clients' losses")
     legend(axes[0])
