@@ -11,7 +11,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import _pytree as pytree
 
-from gnomon.data import Loader, check_disjoint
+from gnomon.data import Loader
+from gnomon.data.split import refuse_shared
 from gnomon.methods import Update
 from gnomon.updates import Loss, Updates
 from gnomon.updates.gradients import batch_size
@@ -126,7 +127,7 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
 
 def refuse_overlap(train: Loader, public: Loader) -> None:
     """Public records must not occur, by content, among the private ones."""
-    check_disjoint(train.rows(), public.rows())
+    refuse_shared(train.marks(), public.marks())
 
 
 def _compare(before: Updates, after: Updates, how: str) -> None:
