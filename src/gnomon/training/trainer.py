@@ -26,12 +26,12 @@ from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.evaluate import evaluate
+from gnomon.training.independence import few, refuse_dependence, unlike
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
     refuse_batch_norm,
-    refuse_dependence,
     refuse_foreign_parameters,
     refuse_max_norm,
     refuse_optimizer,
@@ -366,8 +366,8 @@ class Trainer:
     def _loader(self, train: Any) -> Loader:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)
         if not self._independent:
-            some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
-            self._check_independence(*loader.take(some))
+            order = shuffle(len(loader), SecureNoise())  # leaves a seeded source where it was
+            self._check_independence(*few(loader, order))
         if self.method.public is not None:
             refuse_overlap(loader, Loader(self.method.public, "public"))
         self.spending.admit(loader)
@@ -404,7 +404,7 @@ class Trainer:
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
-        self._independent = batch_size(inputs) > 1  # one alone shows nothing
+        self._independent = batch_size(inputs) > 1 and bool(unlike(targets, 0).any())  # alone, or alike, they hide much
 
     def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {
