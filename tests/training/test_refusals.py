@@ -303,3 +303,9 @@ def test_random_numbers_that_torch_does_not_know_of_are_named():
     model = Wrapped(lambda x: x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).float())
     with pytest.raises(NotPrivate, match="draw with torch"):
         build(model).check(data(4))
+
+
+def test_a_model_on_a_device_without_double_precision_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(nn.Parameter, "device", torch.device("mps"))
+    with pytest.raises(ValueError, match="device = 'mps' is not allowed"):
+        build(nn.Linear(4, 2))

@@ -37,6 +37,20 @@ clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead
             )
 
 
+def refuse_device(device: torch.device) -> None:
+    """A device without float64: norms, sums and noise are formed in it.
+
+    >>> refuse_device(torch.device("mps"))
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: device = 'mps' is not allowed: give cpu or cuda: norms and noise are formed in \
+float64, which MPS does not have
+    """
+    if device.type == "mps":
+        raise SettingError(
+            "device", str(device), "cpu or cuda: norms and noise are formed in float64, which MPS does not have"
+        )
+
+
 def refuse_max_norm(model: nn.Module) -> None:
     """Embeddings that shorten the rows they look up, in place and without noise: trainable or frozen.
 
