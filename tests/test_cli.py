@@ -163,6 +163,7 @@ WRONG = [
     (["--epochs", "0"], "epochs = 0.0"),
     (["--lr", "nan"], "lr = nan"),
     (["--device", "abacus"], "abacus"),
+    (["--device", "mps"], "MPS does not have"),
     (["--momentum", "0.9", "--optimizer", "adam"], "momentum"),
     (["--config", "missing.yaml"], "missing.yaml"),
     (["--private", "99999"], "99999"),

@@ -129,7 +129,7 @@ class TrainConfig:
         "seed noise and sampling, for studies only: the statement then gives NO GUARANTEE",
         group="privacy",
     )
-    device: str = setting("cpu", "cpu, cuda, cuda:1, mps")
+    device: str = setting("cpu", "cpu, cuda, cuda:1")
     threads: int | None = setting(None, "CPU threads (default: torch's choice)")
 
     @classmethod

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sqlite3
+import threading
 
 import pytest
 import torch
@@ -526,3 +527,33 @@ def test_a_missing_ledger_is_named(tmp_path, capsys):
     assert main(["ledger", "show", "--ledger", str(tmp_path / "nothing.sqlite")]) == 2
     assert "nothing.sqlite" in capsys.readouterr().err
     assert not (tmp_path / "nothing.sqlite").exists()
+
+
+def test_threads_share_a_ledger(ledger):
+    t = trainer(ledger)
+    failed = []
+
+    def work(fit) -> None:
+        try:
+            fit()
+        except Exception as error:
+            failed.append(error)
+
+    others = [trainer(ledger, steps=5) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(lambda one=one: one.fit(data()),)) for one in [t, *others]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    [dataset] = ledger.state().datasets
+    assert ledger.total(dataset, DELTA).steps == 35
+    assert ledger.verify() == ledger.head().number
+
+
+def test_a_tilde_is_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ledger = Ledger("~/kept/l.sqlite")
+    ledger.shut()
+    assert ledger.path == needed_path("~/kept/l.sqlite") == tmp_path / "kept" / "l.sqlite"
+    assert ledger.path.exists()

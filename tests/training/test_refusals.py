@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -161,3 +162,150 @@ def test_an_optimizer_of_other_parameters_is_refused():
         gnomon.Trainer(model, PER_SAMPLE, torch.optim.SGD(both, lr=1), **settings)
     with pytest.raises(ValueError, match="nothing to train"):
         gnomon.Trainer(frozen(nn.Linear(4, 2)), PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings)
+
+
+def mixture(drop: bool, outputs: int = 2, functional: bool = False) -> nn.Module:
+    class Functional(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.2, self.training)
+
+    middle = [Functional() if functional else nn.Dropout(0.2)] if drop else []
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), *middle, nn.Linear(8, outputs))
+
+
+def balanced(outputs, targets):
+    counts = torch.bincount(targets, minlength=2).clamp(min=1).float()
+    return PER_SAMPLE(outputs, targets) * (len(targets) / counts[targets])
+
+
+def averaged(outputs, targets):
+    return PER_SAMPLE(outputs, targets) / len(targets)
+
+
+def standardised(outputs, targets):
+    return (outputs[:, 0] - (targets - targets.mean()) / targets.std().clamp(min=1e-6)) ** 2
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("prevalence", [0.5, 0.1, 0.01])
+def test_a_loss_that_weighs_classes_within_the_batch_is_refused_however_rare_a_class_is(drop, prevalence):
+    targets = torch.arange(200).lt(200 * prevalence).long()
+    for _ in range(5):
+        with pytest.raises(NotPrivate, match="mixes samples"):
+            build(mixture(drop), balanced).check((torch.randn(200, 4), targets))
+
+
+@pytest.mark.parametrize("model", [mixture(False), mixture(True), mixture(True, functional=True)])
+def test_a_loss_divided_by_the_size_of_the_batch_is_refused_with_and_without_dropout(model):
+    with pytest.raises(NotPrivate, match="removed"):
+        build(model, averaged).check(data(4))
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["plain", "dropout"])
+def test_targets_standardised_within_the_batch_are_refused(drop):
+    with pytest.raises(NotPrivate, match="another target"):
+        build(mixture(drop, outputs=1), standardised).check((torch.randn(50, 4), torch.randn(50)))
+
+
+def test_a_model_that_mixes_behind_its_own_noise_is_refused():
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        build(Wrapped(lambda x: (x + torch.randn_like(x)) * len(x))).check(data(4))
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        build(Wrapped(lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))])).check(data(4))
+
+
+def test_a_second_class_is_looked_for_among_the_items_of_a_dataset():
+    class Items(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, i):
+            return torch.randn(4), int(i == 63)
+
+    with pytest.raises(NotPrivate):
+        build(nn.Linear(4, 2), balanced).check(Items())
+
+
+def test_an_example_of_one_class_does_not_replace_the_check_on_the_records():
+    x, _ = data(4)
+    t = build(nn.Linear(4, 2), balanced, example=(x, torch.zeros(16).long()))
+    with pytest.raises(NotPrivate):
+        t.check((x, torch.arange(16) % 2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(20, 6), nn.Linear(5, 2)
+        self.body = nn.LSTM(6, 5, num_layers=2, dropout=0.5, batch_first=batch_first)
+
+    def forward(self, x):
+        words = self.embed(x)
+        last = self.body(words)[0][:, -1] if self.body.batch_first else self.body(words.transpose(0, 1))[0][-1]
+        return self.out(last)
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(20, 8), nn.Linear(8, 2)
+        self.body = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+
+    def forward(self, x):
+        return self.out(self.body(self.embed(x)).mean(1))
+
+
+@pytest.mark.parametrize("model", [Recurrent(True), Recurrent(False), Attentive()])
+def test_models_of_sequences_with_dropout_pass(model):
+    build(model).check((torch.randint(0, 20, (16, 7)), data(4)[1]))
+
+
+@pytest.mark.parametrize(
+    "chance",
+    [
+        lambda x, own: x + torch.randn_like(x),
+        lambda x, own: x + torch.randn(x.shape, generator=own),
+        lambda x, own: x * torch.bernoulli(torch.full(x.shape, 0.8), generator=own),
+        lambda x, own: x * (torch.rand(x.shape) < 0.7),
+        lambda x, own: x + torch.randint(0, 3, x.shape, generator=own),
+        lambda x, own: x if torch.rand(()) < 0.5 else x.relu(),
+        lambda x, own: F.gumbel_softmax(x),
+        lambda x, own: F.rrelu(x, training=True),
+        lambda x, own: x + torch.multinomial(x.softmax(1), 4),
+        lambda x, own: x * torch.distributions.Beta(0.4, 0.4).sample((len(x), 1)),
+    ],
+)
+def test_noise_of_the_models_own_passes_and_its_generator_stays_where_it_was(chance):
+    own = torch.Generator().manual_seed(3)
+    before, everywhere = own.get_state(), torch.get_rng_state()
+    model = Wrapped(lambda x: chance(x, own))
+    torch.set_rng_state(everywhere)
+    build(model).check((torch.ones(16, 4), torch.arange(16) % 2))
+    assert torch.equal(own.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), everywhere)
+
+
+def test_fixed_class_weights_real_targets_and_several_outputs_pass():
+    x, y = data(4)
+    real = torch.randn(16)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0]), reduction="none")
+    build(mixture(True), weighted).check((x, y))
+    build(mixture(True, 1), lambda out, t: (out[:, 0] - t) ** 2).check((x, real))
+    build(mixture(True, 1), lambda out, t: F.binary_cross_entropy_with_logits(out[:, 0], t, reduction="none")).check(
+        (x, y.float())
+    )
+    build(mixture(True, 3), lambda out, t: PER_SAMPLE(out[:, :2], t["class"]) + (out[:, 2] - t["real"]) ** 2).check(
+        (x, {"class": y, "real": real})
+    )
+
+
+def test_random_numbers_that_torch_does_not_know_of_are_named():
+    model = Wrapped(lambda x: x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)).float())
+    with pytest.raises(NotPrivate, match="draw with torch"):
+        build(model).check(data(4))
+
+
+def test_a_model_on_a_device_without_double_precision_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(nn.Parameter, "device", torch.device("mps"))
+    with pytest.raises(ValueError, match="device = 'mps' is not allowed"):
+        build(nn.Linear(4, 2))

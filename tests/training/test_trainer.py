@@ -394,3 +394,34 @@ def test_evaluate_converts_a_loss_that_reduces_and_refuses_one_that_it_cannot():
         assert evaluate(model, nn.CrossEntropyLoss(), (x, y)) == plain
     with pytest.raises(ValueError, match="one number a sample"):
         evaluate(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets), (x, y))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["fit", "own loop"])
+def test_a_scheduler_by_epoch_moves_once_an_epoch_in_fit_and_in_a_loop_of_ones_own(own):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    t = gnomon.Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), optimizer,
+        sample_rate=0.25, expected_batch_size=10, noise_multiplier=1.0, target_delta=1e-3, steps=10,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), progress=False,
+    )  # fmt: skip
+    data = torch.randn(40, 4), torch.arange(40) % 2
+    if own:
+        for batch in t.batches(data):
+            t.step(*batch)
+    else:
+        t.fit(data)
+    assert t.account.steps == 10
+    assert optimizer.param_groups[0]["lr"] == 0.25  # two whole epochs of four steps
+
+
+def test_validation_items_that_are_no_pairs_are_named_before_anything_is_spent():
+    model = nn.Linear(4, 2)
+    t = gnomon.Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0),
+        sample_rate=0.25, expected_batch_size=10, noise_multiplier=1.0, target_delta=1e-3, steps=10, progress=False,
+    )  # fmt: skip
+    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    with pytest.raises(TypeError, match="items of validation"):
+        t.fit((x, y), validation=torch.utils.data.TensorDataset(x, y, y))
+    assert t.account.steps == 0

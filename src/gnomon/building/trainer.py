@@ -22,6 +22,7 @@ from gnomon.ledger import Ledger
 from gnomon.losses import LOSSES
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer, evaluate, train_on_public
+from gnomon.training.refusals import refuse_device
 from gnomon.validate import SettingError, positive, whole
 
 
@@ -174,6 +175,7 @@ def _scheduler(config: TrainConfig, optimizer: Optimizer) -> LRScheduler | None:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        refuse_device(device)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise SettingError("device", name, f"a device of this machine ({str(error).splitlines()[0]})") from None

@@ -1,15 +1,17 @@
-"""Takes records out of whatever the user holds: tensors, Records, or any torch Dataset."""
+"""Takes records out of whatever the user holds: tensors, arrays, Records, or any torch Dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
+from gnomon.data.fingerprint import CHUNK, fingerprints
 from gnomon.data.sources import Records
 from gnomon.data.sparse import CsrRecords
 
@@ -22,20 +24,24 @@ class Loader:
     """
 
     def __init__(self, data: Any, name: str = "train", device: torch.device | None = None) -> None:
-        self._device = device
+        self._name, self._device = name, device
         if isinstance(data, Records):
             data = (data.inputs, data.targets)
-        if isinstance(data, tuple | list) and len(data) != 2 and any(isinstance(one, Tensor) for one in data):
-            raise TypeError(f"{name} holds {len(data)} tensors: give two, inputs and targets")
-        self._tensors = isinstance(data, tuple | list) and len(data) == 2 and _all_tensors(data)
-        self._data: Any = tuple(data) if self._tensors else data
+        self._tensors = _is_pair(data)
         if self._tensors:
+            self._data: Any = tuple(pytree.tree_map_only(np.ndarray, _tensor, list(data)))
             sizes = {len(t) for t in pytree.tree_leaves(self._data)}
             if len(sizes) != 1:
                 raise ValueError(f"{name} holds inputs and targets of {sorted(sizes)} records: they must agree")
             self._size = sizes.pop()
+        elif isinstance(data, tuple | list) and any(isinstance(one, Tensor | np.ndarray) for one in data):
+            held = ", ".join(type(one).__name__ for one in data[:4])
+            raise TypeError(
+                f"{name} holds {len(data)} things ({held}{', ...' if len(data) > 4 else ''}): give two, inputs and "
+                "targets, each a tensor or an array; rows of a sparse matrix go into CsrRecords(matrix, targets)"
+            )
         elif isinstance(data, CsrRecords) or (isinstance(data, Sized) and hasattr(data, "__getitem__")):
-            self._size = len(data)
+            self._data, self._size = data, len(data)
         else:
             raise TypeError(
                 f"{name} = {type(data).__name__} cannot be read: give (inputs, targets) tensors, Records, CsrRecords, "
@@ -47,33 +53,80 @@ class Loader:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all targets are there already; items of a Dataset have to be made one by one."""
+        return self._tensors or isinstance(self._data, CsrRecords)
+
     def take(self, positions: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of some records; none give tensors of length zero."""
+        both = self._read(positions)
+        if self._device is None:
+            return both
+        inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), both)
+        return inputs, targets
+
+    def targets(self, positions: Tensor) -> Any:
+        """The targets of some records, where the data are."""
+        if isinstance(self._data, CsrRecords):
+            return self._data.targets(positions)
+        return _at(self._data[1], positions) if self._tensors else self._read(positions)[1]
+
+    def marks(self, positions: Tensor | None = None) -> Iterator[bytes]:
+        """A hash of the inputs of each of some records, or of all, read a few thousand at a time.
+
+        >>> one, two = Loader((torch.eye(4).reshape(4, 2, 2), torch.zeros(4))).marks(torch.tensor([2, 2]))
+        >>> one == two
+        True
+        """
+        for some in (torch.arange(len(self)) if positions is None else positions).split(CHUNK):
+            if isinstance(self._data, CsrRecords):
+                yield from self._data.marks(some)
+            else:
+                yield from fingerprints(_rows(self._read(some)[0]))
+
+    def _read(self, positions: Tensor) -> tuple[Any, Any]:
         if self._tensors:
-            inputs, targets = pytree.tree_map(lambda t: t[positions.to(t.device)], self._data)
+            inputs, targets = _at(self._data, positions)
         elif isinstance(self._data, CsrRecords):
             inputs, targets = self._data.take(positions)
         else:
-            chosen = positions.tolist() or [0]
-            inputs, targets = default_collate([self._data[i] for i in chosen])
+            items = [self._data[i] for i in positions.tolist() or [0]]
+            if not (isinstance(items[0], tuple | list) and len(items[0]) == 2):
+                raise TypeError(
+                    f"the items of {self._name} are {_described(items[0])}: each must be a pair, (input, target); "
+                    "several inputs go into a tuple or a dict in the place of the input"
+                )
+            inputs, targets = default_collate(items)
             if not len(positions):
                 inputs, targets = pytree.tree_map(lambda t: t[:0], (inputs, targets))
-        if self._device is not None:
-            inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), (inputs, targets))
         return inputs, targets
 
-    def rows(self, positions: Tensor | None = None) -> Records:
-        """The inputs of some records, or all, as plain rows of numbers without targets.
 
-        >>> Loader((torch.eye(4).reshape(4, 2, 2), torch.zeros(4))).rows().inputs.shape
-        torch.Size([4, 4])
-        """
-        inputs, _ = self.take(torch.arange(len(self)) if positions is None else positions)
-        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        rows = [leaf.reshape(len(leaf), -1) for leaf in leaves]
-        flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
-        return Records(flat, torch.zeros(len(flat)))
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied where torch could not share it
 
 
-def _all_tensors(tree: Any) -> bool:
-    return all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
+def _at(tree: Any, positions: Tensor) -> Any:
+    return pytree.tree_map(lambda t: t[positions.to(t.device)], tree)
+
+
+def _rows(inputs: Any) -> Records:
+    """Inputs as plain rows of numbers, without targets."""
+    leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    rows = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+    flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
+    return Records(flat, torch.zeros(len(flat)))
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether these are inputs and targets, each a tensor, an array, or a tree of them."""
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        return False
+    return all(isinstance(leaf, Tensor | np.ndarray) for leaf in pytree.tree_leaves(data))
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, dict):
+        return f"dicts with {', '.join(map(str, list(item)[:4]))}"
+    return f"{type(item).__name__}s of {len(item)}" if isinstance(item, tuple | list) else f"{type(item).__name__}s"

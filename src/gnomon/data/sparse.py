@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,26 @@ class CsrRecords:
         columns = torch.from_numpy(self._matrix.indices)[places].long()
         inputs = (torch.where(there, columns, 0), torch.where(there, self._values[places], 0))
         return inputs, self._targets[positions]
+
+    def targets(self, positions: Tensor) -> Tensor:
+        """Targets of some records."""
+        return self._targets[positions]
+
+    def marks(self, positions: Tensor) -> list[bytes]:
+        """One 16-byte hash for each record, of the entries of its row that are not zero.
+
+        Stored zeros, the order of the entries and the other rows do not count. Values are compared as float32.
+
+        >>> rows = CsrRecords(sparse.csr_matrix([[0.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), torch.zeros(2))
+        >>> alone = CsrRecords(sparse.csr_matrix([[0.0, 2.0]]), torch.ones(1))
+        >>> rows.marks(torch.tensor([0, 1]))[0] == alone.marks(torch.tensor([0]))[0]
+        True
+        """
+        starts, columns, values = self._matrix.indptr, self._matrix.indices, self._values.float().numpy()
+        marks = []
+        for row in positions.tolist():
+            entries = slice(starts[row], starts[row + 1])
+            there = values[entries] != 0
+            content = columns[entries][there].astype(np.int64).tobytes() + values[entries][there].tobytes()
+            marks.append(hashlib.blake2b(content, digest_size=16).digest())
+        return marks

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from gnomon.data import Loader, fingerprints
+from gnomon.data import Loader
 from gnomon.validate import SettingError
 
 SKETCH = 1024
 """How many marks stand for a data set. Another one is recognised if it shares about a thousandth of its records."""
-
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,11 @@ def by_content(data: Any, key: bytes) -> Identity:
     (True, True)
     """
     loader = data if isinstance(data, Loader) else Loader(data)
-    if _marks(loader, torch.tensor([0]), key) != _marks(loader, torch.tensor([0]), key):
+    first = torch.tensor([0])
+    if list(loader.marks(first)) != list(loader.marks(first)):
         raise SettingError(
             "dataset", None, "a name for these data: their items change each time they are read, by augmentation maybe"
         )
-    marks: set[str] = set()
-    for positions in torch.arange(len(loader)).split(CHUNK):
-        marks.update(_marks(loader, positions, key))
+    marks = {hashlib.blake2b(one, key=key, digest_size=8).hexdigest() for one in loader.marks()}
     whole = hashlib.blake2b("".join(sorted(marks)).encode(), key=key, digest_size=8)
     return Identity(whole.hexdigest(), frozenset(heapq.nsmallest(SKETCH, marks)))
-
-
-def _marks(loader: Loader, positions: torch.Tensor, key: bytes) -> list[str]:
-    rows = loader.rows(positions)
-    return [hashlib.blake2b(one, key=key, digest_size=8).hexdigest() for one in fingerprints(rows)]

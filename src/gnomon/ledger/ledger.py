@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from gnomon import __version__, validate
@@ -67,10 +68,10 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, *, block: int = BLOCK) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.block = validate.whole("block", block)
         self._store = Store(self.path)
-        self._state: State | None = None
+        self._states: dict[int, State] = {}  # by thread
         self._key = b""
         with self._rows():
             pass  # whatever is wrong with the file shows now
@@ -233,13 +234,12 @@ class Ledger:
     def _rows(self) -> Iterator[tuple[Rows, State]]:
         """Alone with the file, with what others added since the last time taken into account."""
         with self._store.transaction() as rows:
-            state = self._state or State(rows.start)
-            self._state = None  # an error leaves nothing half done behind
+            state = self._states.pop(get_ident(), None) or State(rows.start)  # an error leaves nothing half done behind
             for entry in rows.since(state.head):
                 state.add(entry)
             self._key = bytes.fromhex(rows.about["key"])
             yield rows, state
-        self._state = state
+        self._states[get_ident()] = state
 
     def _add(self, rows: Rows, state: State, kind: str, content: dict[str, Any]) -> Entry:
         entry = rows.append(kind, content, state.head)
@@ -283,7 +283,7 @@ def needed_path(path: str | Path | None = None) -> Path:
     Traceback (most recent call last):
     gnomon.validate.SettingError: ledger = 'none' is not allowed: give a file: this needs a ledger
     """
-    found = Path(path) if path else default_path()
+    found = Path(path).expanduser() if path else default_path()
     if found is None or str(found) == NO_LEDGER:
         where = " (GNOMON_LEDGER says none)" if not path else ""
         raise validate.SettingError("ledger", NO_LEDGER, f"a file: this needs a ledger{where}")

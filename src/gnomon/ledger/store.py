@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 PATIENCE = 60.0
@@ -74,7 +75,7 @@ class Entry:
 
 
 class Store:
-    """The rows of one file, read and added inside transactions that one process at a time can hold.
+    """The rows of one file, read and added inside transactions that one thread of one process at a time can hold.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -89,8 +90,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._connection: sqlite3.Connection | None = None
-        self._process = -1
+        self._process = os.getpid()
+        self._connections: dict[int, sqlite3.Connection] = {}  # by thread: two cannot share a transaction
         self._abandoned: list[sqlite3.Connection] = []
 
     @contextmanager
@@ -110,15 +111,19 @@ class Store:
             raise self._explained(error) from error
 
     def close(self) -> None:
-        if self._connection is not None and self._process == os.getpid():
-            self._connection.close()
-        self._connection = None
+        self._leave_after_fork()
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+    def _leave_after_fork(self) -> None:
+        if self._process != os.getpid():
+            self._abandoned += self._connections.values()  # must not be used, nor closed, after a fork
+            self._connections, self._process = {}, os.getpid()
 
     def _connect(self) -> sqlite3.Connection:
-        if self._connection is not None and self._process == os.getpid():
-            return self._connection
-        if self._connection is not None:
-            self._abandoned.append(self._connection)  # a connection must not be used, nor closed, after a fork
+        self._leave_after_fork()
+        if (known := self._connections.get(get_ident())) is not None:
+            return known
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # for its owner alone: who has the key can ask the marks whether somebody is among the records
@@ -127,7 +132,7 @@ class Store:
             raise LedgerError(
                 f"the ledger {self.path} cannot be made or written ({error.strerror}): name another file"
             ) from None
-        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not {"about", "entries"} <= tables:
             connection.close()
@@ -136,7 +141,7 @@ class Store:
         connection.execute("PRAGMA synchronous = FULL")
         if not tables:
             _create(connection)
-        self._connection, self._process = connection, os.getpid()
+        self._connections[get_ident()] = connection
         return connection
 
     def _explained(self, error: sqlite3.Error) -> LedgerError:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils import _pytree as pytree
 
-from gnomon.data import Loader, check_disjoint
-from gnomon.methods import Update
-from gnomon.updates import Loss, Updates
-from gnomon.updates.gradients import batch_size
-from gnomon.updates.untouched import untouched
+from gnomon.data import Loader
+from gnomon.data.split import refuse_shared
 from gnomon.validate import SettingError
 
 
@@ -41,6 +35,20 @@ clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead
                 f"module '{name}' is {type(module).__name__}: it mixes the samples of a batch, so no "
                 "clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead"
             )
+
+
+def refuse_device(device: torch.device) -> None:
+    """A device without float64: norms, sums and noise are formed in it.
+
+    >>> refuse_device(torch.device("mps"))
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: device = 'mps' is not allowed: give cpu or cuda: norms and noise are formed in \
+float64, which MPS does not have
+    """
+    if device.type == "mps":
+        raise SettingError(
+            "device", str(device), "cpu or cuda: norms and noise are formed in float64, which MPS does not have"
+        )
 
 
 def refuse_max_norm(model: nn.Module) -> None:
@@ -93,66 +101,6 @@ def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
-def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
-    """Runs the update on a few records, changes or removes the last one, and compares the others' updates.
-
-    Finds functional batch norm, batch means, ranking losses, and buffers that a forward pass changes. The
-    model is left as it was.
-    """
-    size = batch_size(inputs)
-    if size < 2:
-        return
-    changed = pytree.tree_map_only(Tensor, _other_last, inputs)
-    shorter = pytree.tree_map_only(Tensor, lambda t: t[:-1], (inputs, targets))
-    with untouched(model, parameters=True) as before:
-        if not model.training:
-            model.train()
-        random = torch.get_rng_state()
-        whole = update(model, loss, inputs, targets)
-        draws = not torch.equal(random, torch.get_rng_state())
-        if touched := before.changed():
-            what = "parameter" if touched in dict(model.named_parameters()) else "buffer"
-            raise NotPrivate(
-                f"a training forward pass changes the {what} '{touched}': what it reads off people's records would "
-                "end up in the saved model; build the module without running statistics "
-                "(track_running_stats=False) or whatever else writes there"
-            )
-        others = torch.arange(size - 1)
-        torch.set_rng_state(random)
-        _compare(whole.select(others), update(model, loss, changed, targets).select(others), "changed")
-        if not draws:  # masks of dropout differ with the batch's size
-            _compare(whole.select(others), update(model, loss, *shorter), "removed")
-
-
 def refuse_overlap(train: Loader, public: Loader) -> None:
     """Public records must not occur, by content, among the private ones."""
-    check_disjoint(train.rows(), public.rows())
-
-
-def _compare(before: Updates, after: Updates, how: str) -> None:
-    """A random combination of the untouched samples' updates must be what it was."""
-    norms = before.norms()
-    weights = torch.randn(len(before), dtype=before.losses.dtype, device=before.losses.device)
-    usable = torch.isfinite(norms)  # other samples are left out of every step
-    norms = norms.where(usable, 0)
-    weights = (
-        (weights / norms.clamp(min=1)).to(weights.dtype).where(usable, 0)
-    )  # no sample drowns or overflows the rest
-    old, new = before.weighted_sum(weights), after.weighted_sum(weights)
-    apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
-    scale = float((weights.abs() * norms).sum())
-    tolerance = 3e-4 if before.losses.dtype is torch.float32 else 1e-8
-    if not apart <= tolerance * scale:
-        raise NotPrivate(
-            f"when one sample is {how}, the updates of the others change "
-            f"by {apart / max(scale, 1e-300):.1%}: the model or the loss mixes samples "
-            "(batch statistics, a batch mean, a loss over pairs), "
-            "so no clip bound holds; make each sample's output and loss depend on that sample alone"
-        )
-
-
-def _other_last(x: Tensor) -> Tensor:
-    """The batch with another last record, far from it where values are real numbers."""
-    x = x.clone()
-    x[-1] = 3.0 - 5.0 * x[-1] if x.is_floating_point() else x[0]
-    return x
+    refuse_shared(train.marks(), public.marks())

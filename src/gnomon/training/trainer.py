@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,12 +27,13 @@ from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.evaluate import evaluate
+from gnomon.training.independence import few, refuse_dependence, unlike
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
     refuse_batch_norm,
-    refuse_dependence,
+    refuse_device,
     refuse_foreign_parameters,
     refuse_max_norm,
     refuse_optimizer,
@@ -99,6 +101,8 @@ class Trainer:
         observers: Sequence[Observer] = (),
         progress: bool = True,
     ) -> None:
+        for p in model.parameters():
+            refuse_device(p.device)
         refuse_batch_norm(model)
         refuse_max_norm(model)
         refuse_foreign_parameters(model, optimizer)
@@ -227,14 +231,20 @@ class Trainer:
             self._make_up()
 
     def step(self, inputs: Any, targets: Any) -> Record:
-        """One private step on a batch from `batches`. Returns unprotected diagnostics."""
+        """One private step on a batch from `batches`. Returns unprotected diagnostics.
+
+        The scheduler moves as in `fit`: with every step, or with the last one of an epoch.
+        """
         if self._drawn == 0:
             raise RuntimeError(
                 "step() needs a batch drawn by trainer.batches(data), one for each step, and a shuffled one before the "
                 "next is drawn: the privacy accounting is about how records are sampled"
             )
         self._drawn -= 1
-        return self._step(_cut(inputs, targets, self.max_physical_batch_size))
+        record = self._step(_cut(inputs, targets, self.max_physical_batch_size))
+        if self._epoch_ends:
+            self._schedule("epoch")
+        return record
 
     # -- the whole job ---------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class Trainer:
         """
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
-            Loader(validation, "validation")  # what cannot be read is named before anything is spent
+            Loader(validation, "validation").take(torch.tensor([0]))  # what cannot be read is named before it costs
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -269,7 +279,7 @@ class Trainer:
             while self.account.steps < self.plan.last and not stop.asked:
                 steps.append(self._step(self._physical(loader, next(draws))))
                 bar.update()
-                ends = self.account.steps % self.plan.steps_per_epoch == 0
+                ends = self._epoch_ends
                 last = stop.asked or self.account.steps == self.plan.last
                 if ends or last:
                     due = last or self.account.steps // self.plan.steps_per_epoch % evaluate_every == 0
@@ -279,8 +289,8 @@ class Trainer:
                     bar.tell(record)
                     if on_epoch is not None:
                         on_epoch(record)
-                if ends and self.scheduler is not None and self.scheduler_every == "epoch":
-                    self.scheduler.step()
+                if ends:
+                    self._schedule("epoch")
                 if on_step is not None:
                     on_step(self.account.steps)
         self.spending.stop()
@@ -330,9 +340,17 @@ class Trainer:
         self.method.step.move(self._parameters, basis, moved, self.optimizer, sign)
         if self.average is not None:
             self.average.update_parameters(self.model)
-        if self.scheduler is not None and self.scheduler_every == "step":
-            self.scheduler.step()
+        self._schedule("step")
         return watch.record()
+
+    @property
+    def _epoch_ends(self) -> bool:
+        return self.account.steps % self.plan.steps_per_epoch == 0
+
+    def _schedule(self, every: str) -> None:
+        """Moves the scheduler, if this is what it moves with."""
+        if self.scheduler is not None and self.scheduler_every == every:
+            self.scheduler.step()
 
     def _charge(self) -> None:
         """One more step is about to be released: on disk first, then in memory."""
@@ -374,8 +392,8 @@ class Trainer:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)
         check_size(self.plan.sampler, len(loader))
         if not self._independent:
-            some = shuffle(len(loader), SecureNoise())[:8]  # leaves a seeded source where it was
-            self._check_independence(*loader.take(some))
+            order = shuffle(len(loader), SecureNoise())  # leaves a seeded source where it was
+            self._check_independence(*few(loader, order))
         if self.method.public is not None:
             refuse_overlap(loader, Loader(self.method.public, "public"))
         self.spending.admit(loader)
@@ -412,7 +430,7 @@ class Trainer:
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
-        self._independent = batch_size(inputs) > 1  # one alone shows nothing
+        self._independent = batch_size(inputs) > 1 and bool(unlike(targets, 0).any())  # alone, or alike, they hide much
 
     def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {

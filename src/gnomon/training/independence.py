@@ -1,0 +1,164 @@
+"""Whether each sample's update depends on that sample alone, seen from a few records before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gnomon.data import Loader
+from gnomon.methods import Update
+from gnomon.training.refusals import NotPrivate
+from gnomon.updates import Loss, Updates
+from gnomon.updates.chance import Chance
+from gnomon.updates.gradients import batch_size
+from gnomon.updates.untouched import untouched
+
+FEW = 8
+"""How many records are enough."""
+
+COMBINATIONS = 4
+"""How many random combinations of updates are compared."""
+
+LOOKED = 256
+"""How many items of a Dataset are made in search of a second target; where targets are in memory, all are seen."""
+
+
+def few(loader: Loader, order: Tensor) -> tuple[Any, Any]:
+    """The first few records of an order, the last of them one with another target if they are all alike.
+
+    >>> data = Loader((torch.zeros(50, 1), torch.arange(50).eq(40).long()))
+    >>> few(data, torch.arange(50))[1]
+    tensor([0, 0, 0, 0, 0, 0, 0, 1])
+    """
+    inputs, targets = loader.take(order[:FEW])
+    if bool(unlike(targets, 0).any()):
+        return inputs, targets
+    rest, step = (order[FEW:], 2**16) if loader.in_memory else (order[FEW : FEW + LOOKED], 4 * FEW)
+    for some in rest.split(step):
+        seen = torch.cat([order[:1], some])
+        other = unlike(loader.targets(seen), 0).nonzero().flatten()
+        if len(other):
+            return loader.take(torch.cat([order[: FEW - 1], seen[other[:1]]]))
+    return inputs, targets
+
+
+def unlike(targets: Any, position: int) -> Tensor:
+    """Which records have another target than the one at a position, (B,).
+
+    >>> unlike({"class": torch.tensor([1, 1, 1]), "box": torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 1.0]])}, 0)
+    tensor([False,  True, False])
+    """
+    found = torch.zeros(0, dtype=torch.bool)
+    for leaf in pytree.tree_leaves(targets):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            differs = (leaf != leaf[position]).reshape(len(leaf), -1).any(1).cpu()
+            found = found | differs if len(found) else differs
+    return found
+
+
+def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
+    """Runs the update on a few records, changes the last one, its target, or removes it, and compares the others'.
+
+    Finds functional batch norm, batch means, ranking losses, losses balanced or standardised within the batch, and
+    buffers that a forward pass changes. Random numbers are the same in each run; where there are some, the runs
+    with a record less have constants in their place. The model is left as it was.
+    """
+    size = batch_size(inputs)
+    if size < 2:
+        return
+    others = torch.arange(size - 1)
+    with untouched(model, parameters=True) as before:
+        if not model.training:
+            model.train()
+        chance = Chance(model)
+
+        with chance.repeated() as watch:
+            whole = update(model, loss, inputs, targets).select(others)
+
+        def run(records: tuple[Any, Any], constant: bool = False) -> Updates:
+            chance.restore()
+            with chance.repeated(constant) if constant or watch.own else nullcontext():
+                return update(model, loss, *records).select(others)
+
+        if touched := before.changed():
+            _refuse_touched(model, touched)
+        for how, records in _variants(inputs, targets):
+            constant = watch.drew and how == "removed"  # masks of dropout differ with the batch's size
+            base = run((inputs, targets), constant) if constant else whole
+            apart = _apart(base, run(records, constant))
+            if not apart <= _tolerance(base):
+                again = _apart(whole, run((inputs, targets)))
+                _refuse_mixing(how, apart, again=0.0 if again <= _tolerance(whole) else again)
+
+
+def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The same records but for the last one."""
+    yield "changed", (_each(_other_last, inputs), targets)
+    other = unlike(targets, -1).nonzero().flatten()
+    if len(other):  # a target that some record has is one that the loss takes
+        yield "given another target", (inputs, _each(lambda t: torch.cat([t[:-1], t[other[:1]]]), targets))
+    yield "removed", _each(lambda t: t[:-1], (inputs, targets))
+
+
+def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: change(t) if t.dim() else t, tree)
+
+
+def _refuse_touched(model: nn.Module, touched: str) -> None:
+    what = "parameter" if touched in dict(model.named_parameters()) else "buffer"
+    raise NotPrivate(
+        f"a training forward pass changes the {what} '{touched}': what it reads off people's records would "
+        "end up in the saved model; build the module without running statistics "
+        "(track_running_stats=False) or whatever else writes there"
+    )
+
+
+def _refuse_mixing(how: str, apart: float, again: float) -> None:
+    if again:
+        raise NotPrivate(
+            f"two runs over the same records give updates that are {again:.1%} apart: the model or the loss draws "
+            "random numbers that torch does not know of, so whether it mixes samples cannot be seen; draw with torch"
+        )
+    raise NotPrivate(
+        f"when one sample is {how}, the updates of the others change by {apart:.1%}: "
+        "the model or the loss mixes samples (batch statistics, a batch mean or count, a loss over pairs), so "
+        "no clip bound holds; make each sample's output and loss depend on that sample alone"
+    )
+
+
+def _apart(before: Updates, after: Updates) -> float:
+    """How far random combinations of updates are from what they were, in units of their lengths; the farthest counts.
+
+    Differences can cancel in one combination, not in several.
+    """
+    norms, losses = before.norms(), before.losses
+    usable = torch.isfinite(norms)  # other samples are left out of every step
+    norms = norms.where(usable, 0)
+    draw = torch.Generator()
+    draw.seed()
+    found = []
+    for _ in range(COMBINATIONS):
+        drawn = torch.randn(len(before), generator=draw).to(losses)
+        weights = (drawn / norms.clamp(min=1)).to(losses.dtype).where(usable, 0)  # none drowns or overflows the rest
+        old, new = before.weighted_sum(weights), after.weighted_sum(weights)
+        apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
+        scale = float((weights.abs() * norms).sum())
+        found.append(apart / max(scale, 1e-300) if apart else 0.0)
+    return float(torch.tensor(found, dtype=torch.float64).max())  # not a number if one is not
+
+
+def _tolerance(updates: Updates) -> float:
+    return 3e-4 if updates.losses.dtype is torch.float32 else 1e-8
+
+
+def _other_last(x: Tensor) -> Tensor:
+    """The batch with another last record, beyond all others where values are real numbers."""
+    x = x.clone()
+    beyond = 1 + 3 * x.abs().amax(0) if x.is_floating_point() else None
+    x[-1] = x[0] if beyond is None else torch.where(x[-1] > 0, -beyond, beyond)
+    return x
