@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sized
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
+from gnomon.data.fingerprint import fingerprints
 from gnomon.data.sources import Records
 from gnomon.data.sparse import CsrRecords
 
@@ -23,6 +25,7 @@ class Loader:
 
     def __init__(self, data: Any, name: str = "train", device: torch.device | None = None) -> None:
         self._device = device
+        self._counts: Tensor | None = None
         if isinstance(data, Records):
             data = (data.inputs, data.targets)
         if isinstance(data, tuple | list) and len(data) != 2 and any(isinstance(one, Tensor) for one in data):
@@ -49,6 +52,8 @@ class Loader:
 
     def take(self, positions: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of some records; none give tensors of length zero."""
+        if self._counts is not None:
+            positions = positions[self._counts[positions]]
         if self._tensors:
             inputs, targets = pytree.tree_map(lambda t: t[positions.to(t.device)], self._data)
         elif isinstance(self._data, CsrRecords):
@@ -70,9 +75,29 @@ class Loader:
         """
         inputs, _ = self.take(torch.arange(len(self)) if positions is None else positions)
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        rows = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+        rows = [leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in leaves]  # also if there are none
         flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
         return Records(flat, torch.zeros(len(flat)))
+
+    def without(self, others: Loader) -> Loader:
+        """The same positions, but `take` leaves out records whose inputs occur among others.
+
+        Each record is looked at by itself, so one more or less changes nothing for the rest.
+
+        >>> loader = Loader((torch.eye(3), torch.tensor([0, 1, 2])))
+        >>> few = loader.without(Loader((torch.eye(3)[:1], torch.tensor([5]))))
+        >>> len(few), few.left_out, few.take(torch.tensor([2, 0]))[1]
+        (3, 1, tensor([2]))
+        """
+        known = set(fingerprints(others.rows()))
+        found = copy.copy(self)
+        found._counts = torch.tensor([mark not in known for mark in fingerprints(self.rows())])
+        return found
+
+    @property
+    def left_out(self) -> int:
+        """How many records `take` leaves out. Private, if the records are."""
+        return 0 if self._counts is None else int((~self._counts).sum())
 
 
 def _all_tensors(tree: Any) -> bool:

@@ -96,8 +96,7 @@ class Client:
         if trainer.account.steps + self.steps > trainer.plan.last:
             raise Refused("budget")
         if self._batches is None:
-            if self.strategy.public is not None and self.strategy.method.public is None:  # else the Trainer does it
-                refuse_overlap(Loader(self.data, "train"), Loader(self.strategy.public, "public"))
+            self._refuse_overlap()
             self._batches = trainer.batches(self.data)
         if self.each_round is not None:
             self.each_round.admit(self.data)
@@ -115,6 +114,12 @@ class Client:
         finally:
             for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr
+
+    def _refuse_overlap(self) -> None:
+        """Public records among its own, where they are for uploads alone; others are the Trainer's affair."""
+        public, trainers = self.strategy.public, self.strategy.method.public
+        if public is not None and trainers is None and self.trainer.leave_out is None:
+            refuse_overlap(Loader(self.data, "train"), Loader(public, "public"))
 
     def make_up(self, answered: int) -> None:
         """Pay for rounds that were answered and are not in the books: these come from an older copy.

@@ -133,7 +133,8 @@ class SiteFolder:
         """Diagnostics of a round's steps, for the site's own eyes."""
         with (self.path / UNPROTECTED).open("a") as file:
             for step in client.unprotected:
-                file.write(json.dumps({"round": number, **plain(step)}) + "\n")
+                about = {"round": number, **plain(step), "unprotected/left out": client.trainer.left_out}
+                file.write(json.dumps(about) + "\n")
 
     def _kept(self) -> dict[str, Any]:
         return dict(json.loads((self.path / LEDGER).read_text()))
@@ -192,7 +193,7 @@ def answer(
             client = build_client(
                 config, name, source.train, about, strategy, source,
                 rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
-                label=folder.label(f"{config.method}, {name}"),
+                label=folder.label(f"{config.method}, {name}"), stranger=True,
             )  # fmt: skip
             folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), config.rounds)))
             reply = client.train(parcel)
