@@ -57,13 +57,15 @@ def federation(tmp_path):
 
 
 def test_a_parcel_survives_the_journey_bit_for_bit():
-    parcel = Parcel(7, {"change": {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5])}, "x": {"i": torch.arange(3)}},
+    parcel = Parcel(7, {"change": {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T},
+                        "x": {"i": torch.arange(3)}},
                     {"ticket": float(2**47 + 1), "loss": 0.1})  # fmt: skip
     back = flower.to_parcel(flower.to_records(parcel))
     assert (back.round, back.numbers, back.bytes) == (7, parcel.numbers, parcel.bytes)
     for group, arrays in parcel.arrays.items():
         for name, value in arrays.items():
             assert torch.equal(back.arrays[group][name], value)
+            assert back.arrays[group][name].shape == value.shape
             assert back.arrays[group][name].dtype == value.dtype
 
 
@@ -426,6 +428,11 @@ def test_only_the_first_round_is_patient(monkeypatch):
         ("sites: {north: 3}\nnoise-multiplyer: 3", "noise-multiplier"),
         ("sites: {north: 3}\ninsecure-noise-seed: 3", "insecure-noise-seed"),
         ("sites: {north: 3}\ninsecure_noise-seed: 3", "insecure-noise-seed"),
+        ("sites: {north: 3}\nholdout: 0.25", "holdout"),
+        ("sites: {north: 3}\nprivate: 50", "private"),
+        ("sites: {north: 3}\npublic: 50", "public"),
+        ("sites: {north: 3}\npartition: shards:2", "partition"),
+        ("sites: {north: 3}\nclients: 2", "clients"),
     ],
 )
 def test_a_wrong_federation_file_is_named(text, named, tmp_path):

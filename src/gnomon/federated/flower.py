@@ -54,7 +54,7 @@ def to_records(parcel: Parcel) -> RecordDict:
     """
     records = RecordDict({NUMBERS: ConfigRecord({"round": parcel.round, **parcel.numbers})})
     for group, arrays in parcel.arrays.items():
-        named = {name: Array(np.ascontiguousarray(value.detach().cpu().numpy())) for name, value in arrays.items()}
+        named = {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in arrays.items()}
         records[f"arrays.{group}"] = ArrayRecord(named)
     return records
 

@@ -20,9 +20,9 @@ from gnomon.federated.entries import LEDGER, by_rounds, token
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import Refused
-from gnomon.federated.settings import declared
+from gnomon.federated.settings import declared, refuse_unused
 from gnomon.federated.setup import build_client, member, participations
-from gnomon.federated_config import FederateConfig
+from gnomon.federated_config import NOT_DEPLOYED, FederateConfig
 from gnomon.ledger import Head, LedgerError, needed_path
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
@@ -62,7 +62,10 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
             raise SettingError(f"sites.{name}", about, SITES)
         node = fields.get("node")
         sites[str(name)] = Site(whole(f"sites.{name}", fields.get("records")), None if node is None else int(node))
+    if values.get("clients", len(sites)) != len(sites):
+        raise SettingError("clients", values["clients"], f"none: there are {len(sites)} sites")
     config = FederateConfig.from_dict(values | {"clients": len(sites)})
+    refuse_unused(config, NOT_DEPLOYED, "sites with records of their own have")
     if config.insecure_noise_seed is not None:
         raise SettingError("insecure-noise-seed", config.insecure_noise_seed, "nothing: a site's noise is never seeded")
     return config, sites
