@@ -76,6 +76,9 @@ class Client:
         last, ticket = self.memory.numbers.get("round", 0), parcel.numbers.get("ticket", 0.0)
         if parcel.round < last or (parcel.round == last and ticket == self.memory.numbers["ticket"]):
             raise Refused("round", f"{parcel.round}, after {last:.0f}")  # a restarted server may ask for a round again
+        device = next(self.trainer.model.parameters()).device
+        parcel = parcel.to(device)
+        self.memory.move(device)
         start = self._load(parcel)
         basis = self._basis(parcel)
         turn = Turn(parcel, self.trainer.model, start, self.memory, self.trainer.optimizer, self.steps, self.bound)
@@ -111,6 +114,11 @@ class Client:
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= turn.pace
             self.unprotected = [trainer.step(*next(self._batches)) for _ in range(self.steps)]
+        except BaseException as error:
+            self._batches = None  # an error ends an iterator for good: the next round begins another
+            if isinstance(error, StopIteration):
+                raise Refused("budget") from None
+            raise
         finally:
             for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr

@@ -149,6 +149,7 @@ class Server:
         if self.round >= self.rounds:
             raise RuntimeError(f"all {self.rounds} rounds have been run")
         self.round += 1
+        self.memory.move(next(self.model.parameters()).device)
         common = self._common()
         self._accepted, self._refused, self._up = {}, {}, 0
         for name in self.chosen(self.round):

@@ -220,8 +220,9 @@ class Trainer:
         self.spending.start()
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
-            self._drawn += 1
-            yield loader.take(next(draws))
+            batch = loader.take(next(draws))
+            self._drawn += 1  # not before: if this cannot be read, nobody has it
+            yield batch
             self._make_up()
 
     def step(self, inputs: Any, targets: Any) -> Record:
