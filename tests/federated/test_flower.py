@@ -20,6 +20,7 @@ from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.data import Records, load
 from gnomon.federated import Parcel, Refused, flower
+from gnomon.federated.answered import ANSWERED, Noted
 from gnomon.federated.refused import REASONS
 from gnomon.federated.setup import build_server
 from gnomon.federated.simulate import reason_of
@@ -56,10 +57,14 @@ def federation(tmp_path):
     return build_server(CONFIG, source, source.train[:60], dict.fromkeys(SITES, 300)), data
 
 
+def of_another(parcel: Parcel) -> Parcel:
+    """The same parcel from the server of another federation."""
+    return replace(parcel, numbers=parcel.numbers | {"federation": parcel.numbers["federation"] + 1})
+
+
 def test_a_parcel_survives_the_journey_bit_for_bit():
-    parcel = Parcel(7, {"change": {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T},
-                        "x": {"i": torch.arange(3)}},
-                    {"ticket": float(2**47 + 1), "loss": 0.1})  # fmt: skip
+    change = {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T}
+    parcel = Parcel(7, {"change": change, "x": {"i": torch.arange(3)}}, {"ticket": float(2**47 + 1), "loss": 0.1})
     back = flower.to_parcel(flower.to_records(parcel))
     assert (back.round, back.numbers, back.bytes) == (7, parcel.numbers, parcel.bytes)
     for group, arrays in parcel.arrays.items():
@@ -196,8 +201,8 @@ def test_a_site_without_a_ledger_gives_no_answer(federation, tmp_path, monkeypat
 def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp_path, own_ledger, capsys):
     server, data = federation
     parcel = server.begin()["north"]
-    for run in ("first", "second"):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / run, parcel)
+    for run, asks in (("first", parcel), ("second", of_another(parcel))):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / run, asks)
     alone = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=2, delta=1e-5)
     both = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=4, delta=1e-5)
     text = (tmp_path / "second" / "statement.txt").read_text()
@@ -218,7 +223,7 @@ def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp
     ledger.set_budget(dataset, Budget(1.0, 1e-5))
     before = ledger.head()
     with pytest.raises(OverBudget) as raised:
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", parcel)
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(parcel))
     assert reason_of(raised.value).reason == "budget"
     assert ledger.head() == before, "nothing was spent"
     ledger.shut()
@@ -295,7 +300,7 @@ def test_records_that_come_between_two_rounds_are_counted_too(federation, tmp_pa
     new = store(tmp_path / "new.npz", source.train[700:1000], source.test)
     server.end()
     server.round = 0
-    answer(CONFIG, SITES, "north", new, tmp_path / "another", server.begin()["north"])
+    answer(CONFIG, SITES, "north", new, tmp_path / "another", of_another(server.begin()["north"]))
     assert "(2 runs, 6 steps reserved" in (tmp_path / "another" / "statement.txt").read_text()
 
 
@@ -503,5 +508,22 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert reserved(tmp_path / "ledger.sqlite") == 3
+    assert Noted(exchange=lambda parcels: (), path=tmp_path / "out" / ANSWERED).counts() == {"north": 2}
     assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    source = load("digits")
+    data = store(tmp_path / "north.npz", source.train[100:400], source.test)
+    agreed = tmp_path / "federation.yaml"
+    text = f"method: fedavg\ndata: {data}\nsteps-per-round: 2\nnoise-multiplier: 2\nsites: {{north: 300}}\n"
+    node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
+    node["ledger"] = str(tmp_path / "ledger.sqlite")
+    for rounds in (1, 3):
+        agreed.write_text(text + f"rounds: {rounds}\n")
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["accepted"] for row in rows] == [1, 1, 1]
+    assert "(1 run, 6 steps reserved" in (tmp_path / "state" / "statement.txt").read_text()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from gnomon.data import Records, load
+from gnomon.federated import Parcel, Refused
+from gnomon.federated.answered import Noted
 from gnomon.federated.setup import build_server
 from gnomon.federated.sites import Site, answer
 from gnomon.federated_config import FederateConfig
@@ -85,3 +89,106 @@ def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_pat
     here = set(map(tuple, source.train.inputs[100:400].flatten(1).tolist()))
     assert seen
     assert not any(tuple(row) in here for inputs in seen for row in inputs.flatten(1).tolist())
+
+
+# -- what is paid ----------------------------------------------------------------------------------
+
+
+class Pair:
+    """A server, and the site north with its folder and ledger in one place."""
+
+    def __init__(self, source, own: str, place) -> None:
+        self.config = replace(CONFIG, rounds=4)
+        self.own, self.place = own, place
+        self.server = build_server(self.config, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+
+    def round(self, *, state: str = "state", spoiled: bool = False, told: dict[str, float] | None = None) -> list[str]:
+        """Who was accepted."""
+        parcel = self.server.begin()["north"]
+        parcel.numbers |= told or {}
+        folder, ledger = self.place / state, self.place / "l"
+        reply = answer(self.config, SITES, "north", self.own, folder, parcel, ledger=ledger)
+        if spoiled:
+            reply.arrays["change"] = {name: 1e9 * value for name, value in reply.arrays["change"].items()}
+        self.server.accept("north", reply)
+        return self.server.end().accepted
+
+    def more(self, rounds: int) -> None:
+        """Another number of rounds, agreed by both."""
+        self.config, self.server.rounds = replace(self.config, rounds=rounds), rounds
+
+    @property
+    def paid(self) -> list[int]:
+        return runs(self.place / "l")
+
+
+@pytest.fixture
+def pair(source, own, tmp_path) -> Pair:
+    (tmp_path / "site").mkdir()
+    return Pair(source, own, tmp_path / "site")
+
+
+def test_a_restored_backup_also_pays_for_an_answer_that_the_server_had_and_refused(pair, tmp_path):
+    pair.round()
+    shutil.copytree(pair.place, tmp_path / "backup")
+    assert pair.round(spoiled=True) == []
+    shutil.rmtree(pair.place)
+    shutil.copytree(tmp_path / "backup", pair.place)
+    assert pair.round() == ["north"]
+    assert pair.paid == [6], "three rounds were released"
+
+
+def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
+    path = tmp_path / "answered.jsonl"
+    exchange = Noted(lambda parcels: [("north", Parcel(1)), ("south", Refused("error"))], path)
+    next(exchange({}))  # and then nothing more
+    with path.open("a") as file:
+        file.write('{"round": 2, "cli')
+    list(exchange({}))
+    exchange.tell(pair.server)
+    assert pair.server.begin()["north"].numbers["answered"] == 2
+    assert pair.server._open["south"].numbers["answered"] == 0
+
+
+def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_alone_wants_them(pair):
+    for rounds in (2, 3):
+        pair.more(rounds)
+        while pair.server.round < rounds:
+            assert pair.round() == ["north"]
+    assert pair.paid == [6]
+    pair.server.rounds = 4
+    with pytest.raises(Refused, match="budget"):
+        pair.round()
+
+
+def test_a_site_that_lost_its_folder_finds_its_run_in_the_ledger(pair):
+    pair.round()
+    pair.round()
+    assert pair.round(state="new") == ["north"]
+    assert pair.round(state="new") == ["north"]
+    assert pair.paid == [8]
+    pair.server.rounds = 5
+    with pytest.raises(Refused, match="budget"):
+        pair.round(state="another")
+
+
+def test_a_server_cannot_have_a_site_enter_one_run_after_the_other(pair):
+    """The plan of the first one is the site's limit."""
+    for number in range(4):
+        pair.round(told={"federation": float(number)})
+    assert pair.paid == [8]
+    pair.server.rounds = 5
+    with pytest.raises(Refused, match="budget"):
+        pair.round(told={"federation": 9.0})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 0.5, 1e300])
+def test_a_federation_s_number_that_is_none_is_not_used(number, pair):
+    assert pair.round(told={"federation": number}) == ["north"]
+
+
+def test_a_new_folder_with_other_settings_enters_a_run_of_its_own(pair):
+    pair.round()
+    pair.config = replace(pair.config, noise_multiplier=3.0)
+    pair.round(state="new")
+    assert pair.paid == [2, 4], "and pays for the answers that it does not know of: too much, never too little"

@@ -27,6 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from gnomon.data import load
+from gnomon.federated.answered import ANSWERED, Noted
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import REASONS, Refused
 from gnomon.federated.run import KeptFolder, go
@@ -184,7 +185,9 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float |
     else:
         folder = RunFolder(out)
         folder.write("config.yaml", config.to_yaml().encode())
-    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline, patience))
+    exchange = Noted(OverFlower(grid, sites, deadline, patience), out / ANSWERED)
+    exchange.tell(server)
+    go(config, federation, folder, history, False, exchange)
 
 
 server_app = ServerApp()

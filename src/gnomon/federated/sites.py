@@ -97,10 +97,15 @@ class SiteFolder:
                 raise Refused("error", "another round is running") from None
             yield
 
-    def label(self, text: str) -> str:
-        """What the ledger calls this site's run; on disk before the run is entered."""
+    def label(self, text: str, federation: float | None = None) -> str:
+        """What the ledger calls this site's run; on disk before the run is entered.
+
+        A new folder takes the number by which a server knows its federation, so that a folder that was lost finds its
+        run again. From then on the folder's word counts: a server cannot have another run entered.
+        """
         if not (self.path / LEDGER).exists():
-            self._write({"token": token(), "head": None})
+            known = federation is not None and federation.is_integer() and 0 <= federation < 2**48
+            self._write({"token": f"{int(federation):012x}" if known and federation else token(), "head": None})
         return f"{text} ({self._kept()['token']})"
 
     def take_up(self, client: Client, answered: int) -> None:
@@ -108,13 +113,15 @@ class SiteFolder:
 
         A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced. Rounds
         that the server has had answers to and this run has not paid for, because folder and ledger both come from a
-        backup, are paid for now.
+        backup, are paid for now. A run that was entered for another number of rounds goes on with this one.
         """
         spending, head = client.spending, self._kept()["head"]
         if spending.ledger is None:
             return
         found = spending.ledger.labelled(spending.label)
-        if head is not None:
+        if head is None:  # a new folder: what it finds under this label may be of other settings or records
+            found = [run for run in found if spending.suits(run, client.data)]
+        else:
             spending.ledger.verify(Head.read(head))
             if not found:
                 raise LedgerError(
@@ -122,7 +129,7 @@ class SiteFolder:
                     "or a new folder if the agreed file has changed"
                 )
         if found:
-            spent = spending.resume(found[-1].id, client.data)
+            spent = spending.resume(found[-1].id, client.data, redeclare=True)
             if spent:
                 client.trainer.account.charge(spent if client.each_round is None else spent * client.steps)
         client.make_up(answered)
@@ -196,7 +203,7 @@ def answer(
             client = build_client(
                 config, name, source.train, about, strategy, source,
                 rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
-                label=folder.label(f"{config.method}, {name}"), stranger=True,
+                label=folder.label(f"{config.method}, {name}", parcel.numbers.get("federation")), stranger=True,
             )  # fmt: skip
             folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), config.rounds)))
             reply = client.train(parcel)
