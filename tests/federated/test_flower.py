@@ -350,8 +350,9 @@ def test_the_app_answers_with_a_constant_reason_and_notes_the_error_at_the_site(
 
 
 class Reply:
-    def __init__(self, node: int, content: RecordDict | None) -> None:
-        self.metadata, self._content = SimpleNamespace(src_node_id=node), content
+    def __init__(self, node: int, content: RecordDict | None, query: str = "") -> None:
+        self.metadata = SimpleNamespace(src_node_id=node, reply_to_message_id=query)
+        self._content = content
 
     def has_error(self) -> bool:
         return self._content is None
@@ -362,21 +363,51 @@ class Reply:
         return self._content
 
 
-class Grid:
+class Asked:
+    """The half of a grid that asks nodes for their names. `says` has what a node answers: None is an error."""
+
+    def __init__(self) -> None:
+        self.queries: dict[str, int] = {}
+        self.count = 0
+
+    def says(self, node: int) -> str | None:
+        raise NotImplementedError
+
+    def silent(self, node: int) -> bool:
+        return False
+
+    def push_messages(self, messages):
+        sent = {str(self.count + number): message["dst_node_id"] for number, message in enumerate(messages)}
+        assert all(message["message_type"] == "query" for message in messages)
+        self.count += len(sent)
+        self.queries |= sent
+        return list(sent)
+
+    def pull_messages(self, queries):
+        for query in queries:
+            if query in self.queries and not self.silent(self.queries[query]):
+                node = self.queries.pop(query)
+                name = self.says(node)
+                yield Reply(node, name and RecordDict({"about": ConfigRecord({"name": name})}), query)
+
+
+class Grid(Asked):
     """Four nodes: an honest one, one that breaks, one that hangs, and one that uses the first one's name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.names = {11: "north", 22: "south", 33: "west", 44: "north"}
 
     def get_node_ids(self):
         return list(self.names)
 
+    def says(self, node: int) -> str | None:
+        return self.names[node]
+
     def send_and_receive(self, messages, timeout):
         for message in messages:
             node = message["dst_node_id"]
-            if message["message_type"] == "query":
-                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.names[node]})}))
-            elif node == 11:
+            if node == 11:
                 yield Reply(node, message["content"])
             elif node == 22:
                 yield Reply(node, None)
@@ -403,9 +434,50 @@ def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatc
     grid.names = {11: "north"}
     exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(Grid, "send_and_receive", lambda self, messages, timeout: [Reply(11, None) for _ in messages])
+        broken.setattr(Grid, "says", lambda self, node: None)
         assert dict(exchange({"north": Parcel(1)})) == {}
     assert list(dict(exchange({"north": Parcel(2)}))) == ["north"]
+
+
+def test_a_node_that_fails_often_is_asked_until_the_patience_ends(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.001)
+    grid = Grid()
+    grid.names = {11: "north"}
+    monkeypatch.setattr(grid, "says", lambda node: "north" if grid.count > 6 else None)
+    exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=60.0)
+    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert grid.count == 7
+
+
+def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_no_other(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.01)
+    monkeypatch.setattr(flower, "LATER", 0.1)
+    grid = Grid()
+    grid.names = {99: "nobody"}
+    monkeypatch.setattr(grid, "silent", lambda node: node == 99)
+    looks = []
+
+    def there():
+        looks.append(1)
+        if len(looks) == 5:
+            grid.names[11] = "north"  # comes while the other one is waited for
+        return list(grid.names)
+
+    monkeypatch.setattr(grid, "get_node_ids", there)
+    sites = {"north": Site(10), "south": Site(10)}
+    exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=60.0)
+    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert len(looks) == 5, "nobody waited any longer"
+    before = grid.count
+    exchange._missed.add("south")  # it may be the one that says nothing
+    for number in range(2, 7):
+        assert list(dict(exchange({"north": Parcel(number), "south": Parcel(number)}))) == ["north"]
+    assert before < grid.count <= before + 2 * 2, "in two rounds more, at most twice in each"
+    count, seen = grid.count, len(looks)
+    assert list(dict(exchange({"north": Parcel(9), "south": Parcel(9)}))) == ["north"]
+    assert (grid.count, len(looks)) == (count, seen + 1), "it is asked no more, and not waited for"
 
 
 def test_only_the_first_round_is_patient(monkeypatch):
@@ -460,21 +532,22 @@ def test_no_telemetry():
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-class Loopback:
+class Loopback(Asked):
     """A grid whose nodes are the sites' own code, called at once. The second round of the first run never ends."""
 
     def __init__(self, nodes: dict[int, dict[str, str]], kill: bool) -> None:
+        super().__init__()
         self.nodes, self.kill = nodes, kill
 
     def get_node_ids(self):
         return list(self.nodes)
 
+    def says(self, node: int) -> str | None:
+        return self.nodes[node]["name"]
+
     def send_and_receive(self, messages, timeout):
         for message in messages:
             node = message["dst_node_id"]
-            if message["message_type"] == "query":
-                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.nodes[node]["name"]})}))
-                continue
             asked = SimpleNamespace(content=message["content"])
             reply = flower._train(asked, SimpleNamespace(node_config=self.nodes[node]))
             if self.kill and flower.to_parcel(message["content"]).round == 2:
