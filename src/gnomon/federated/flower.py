@@ -134,7 +134,7 @@ class Names:
             Message(content=RecordDict(), message_type="query", dst_node_id=node, group_id="names", ttl=self._ttl)
             for node in nodes
         ]
-        sent = list(self._grid.push_messages(messages)) if messages else []
+        sent: list[str | None] = list(self._grid.push_messages(messages)) if messages else []
         self._rounds.update(node for node in nodes if node not in self._due)
         for node, query in zip(nodes, sent or [None] * len(nodes), strict=True):
             if query is None:  # it could not be sent
