@@ -43,9 +43,10 @@ MOST_BYTES = 2**28
 POLL = 1.0
 LATER = 30.0
 """How long a round after the first waits for a site that has just gone, and for new nodes to say who they are."""
+SILENCE = 120.0
+"""After how long a node that says nothing is asked for its name again: a slow one would have to answer twice."""
 TRIES = 3
-"""In how many rounds a node is asked for its name, until it goes and comes back. In a round it is asked again after an
-error, with longer and longer pauses, and every `LATER` seconds if it says nothing."""
+"""In how many rounds a node is asked, until it goes and comes back; in each again after errors, ever more rarely."""
 
 
 def to_records(parcel: Parcel) -> RecordDict:
@@ -102,19 +103,20 @@ class Names:
         self._settled = set(self.nodes.values())
         self._rounds: Counter[int] = Counter()
         self._queries: dict[str, int] = {}
-        self._due: dict[int, float] = {}
-        self._pause: dict[int, float] = {}
-        self._silent: set[int] = set()
+        self._sent: dict[int, float] = {}  # when whoever has not answered was asked
+        self.begin()
 
     def begin(self) -> None:
-        """Another round: everybody may be asked at once."""
-        self._due, self._pause, self._silent = {}, {}, set()
+        """Another round: what went wrong in the last one is forgotten."""
+        self._now: set[int] = set()
+        self._due: dict[int, float] = {}
+        self._pause: dict[int, float] = {}
 
     def look(self) -> set[int]:
         """The nodes that are there now. New ones are asked for their names, and whoever has answered is heard."""
         there = list(self._grid.get_node_ids())
         self._settled &= {*there, *self.nodes.values()}
-        for kept in (self._rounds, self._due, self._pause):
+        for kept in (self._rounds, self._sent, self._due, self._pause):
             for node in set(kept) - set(there):
                 del kept[node]
         self._ask([node for node in there if self._may_ask(node)])
@@ -123,11 +125,12 @@ class Names:
 
     def waiting(self, there: set[int]) -> bool:
         """Whether somebody has been asked in this round and has said nothing yet."""
-        return bool(self._silent & there - self._settled)
+        return bool(there & self._now & set(self._sent) - self._settled)
 
     def _may_ask(self, node: int) -> bool:
-        fresh = node in self._due or self._rounds[node] < TRIES
-        return node not in self._settled and fresh and time.monotonic() >= self._due.get(node, 0.0)
+        due = max(self._due.get(node, 0.0), self._sent.get(node, -math.inf) + SILENCE)
+        tried = node not in self._now and self._rounds[node] >= TRIES
+        return node not in self._settled and not tried and time.monotonic() >= due
 
     def _ask(self, nodes: list[int]) -> None:
         messages = [
@@ -135,21 +138,19 @@ class Names:
             for node in nodes
         ]
         sent: list[str | None] = list(self._grid.push_messages(messages)) if messages else []
-        self._rounds.update(node for node in nodes if node not in self._due)
+        self._rounds.update(set(nodes) - self._now)
+        self._now |= set(nodes)
         for node, query in zip(nodes, sent or [None] * len(nodes), strict=True):
             if query is None:  # it could not be sent
                 self._failed(node)
                 continue
             self._queries[query] = node
-            self._silent.add(node)
-            self._due[node] = time.monotonic() + LATER
+            self._sent[node] = time.monotonic()
 
     def _hear(self) -> None:
         for reply in self._grid.pull_messages(list(self._queries)) if self._queries else ():
-            node = self._queries.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
-                continue
-            self._silent.discard(node)
+            node = self._queries.pop(reply.metadata.reply_to_message_id)
+            self._sent.pop(node, None)
             if reply.has_error():
                 self._failed(node)
                 continue
