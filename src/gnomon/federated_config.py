@@ -16,6 +16,9 @@ NOT_FEDERATED = frozenset(
 )
 """Settings of training that rounds have no use for."""
 
+NOT_DEPLOYED = frozenset({"private", "public", "partition", "holdout"})
+"""Settings of a simulation that a real federation has no use for: its sites have their records, and share none."""
+
 
 @dataclass(frozen=True)
 class FederateConfig(TrainConfig):

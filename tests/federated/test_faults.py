@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from gnomon.federated import Parcel, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
+from gnomon.federated.checks import check_arrays
+from gnomon.federated.memory import Memory
 from gnomon.federated.refused import REASONS
 from gnomon.federated.simulate import RoundFailed
 from tests.federated.small import PUBLIC, federation, flat, run
@@ -190,3 +192,54 @@ def test_a_client_refuses_weights_that_do_not_fit_without_spending():
     client.train(good)
     with pytest.raises(ValueError, match="another round"):
         client.train(good)
+
+
+@pytest.mark.parametrize("place", ["the ledger", "the records"])
+def test_a_client_that_could_not_begin_a_round_takes_part_in_the_next(place, monkeypatch):
+    server, clients = federation(fedavg(), clients=1, rounds=3)
+    client = clients["c0"]
+
+    def locked(*given):
+        raise OSError("database is locked")
+
+    with monkeypatch.context() as broken:
+        if place == "the ledger":
+            broken.setattr(client.trainer.spending, "start", locked)
+        else:
+            broken.setattr("gnomon.data.Loader.take", locked)
+            client.trainer._independent = True
+        with pytest.raises(OSError, match="locked"):
+            client.train(server.begin()["c0"])
+        server.end()
+    for _ in range(2):
+        server.accept("c0", client.train(server.begin()["c0"]))
+        assert server.end().accepted == ["c0"]
+    assert client.trainer.account.steps == 4
+
+
+def test_a_client_whose_batches_have_ended_says_that_its_budget_is_spent():
+    server, clients = federation(fedavg(), clients=1, rounds=1)
+    clients["c0"].trainer._drawn = 1  # drawn, and never given back
+    with pytest.raises(ValueError, match=REASONS["budget"]):
+        clients["c0"].train(server.begin()["c0"])
+
+
+def test_arrays_that_came_over_a_network_go_where_the_model_is(monkeypatch):
+    """They come on the CPU. No graphics card is needed to see that they are moved."""
+    meta = torch.device("meta")
+    like = {"w": torch.zeros(2, device=meta)}
+    assert check_arrays("change", {"w": torch.ones(2)}, like)["w"].device == meta
+    with pytest.raises(ValueError, match="finite"):
+        check_arrays("change", {"w": torch.full((2,), math.nan)}, like)
+    assert fedlrs().upload.like(like, None)["positions"].device == meta
+    asked = []
+    monkeypatch.setattr(Memory, "move", lambda self, device: asked.append(device))
+    monkeypatch.setattr(Parcel, "to", lambda self, device: asked.append(device) or Parcel(9))
+    server, clients = federation(scaffold(), clients=1, rounds=1)
+    server.model.to(meta)
+    parcel = server.begin()["c0"]
+    assert asked == [meta]
+    clients["c0"].trainer.model.to(meta)
+    with pytest.raises(ValueError, match=REASONS["contents"]):  # it looked at the parcel that was moved
+        clients["c0"].train(parcel)
+    assert asked == [meta] * 3

@@ -20,6 +20,7 @@ from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.data import Records, load
 from gnomon.federated import Parcel, Refused, flower
+from gnomon.federated.answered import ANSWERED, Noted
 from gnomon.federated.refused import REASONS
 from gnomon.federated.setup import build_server
 from gnomon.federated.simulate import reason_of
@@ -56,14 +57,20 @@ def federation(tmp_path):
     return build_server(CONFIG, source, source.train[:60], dict.fromkeys(SITES, 300)), data
 
 
+def of_another(parcel: Parcel) -> Parcel:
+    """The same parcel from the server of another federation."""
+    return replace(parcel, numbers=parcel.numbers | {"federation": parcel.numbers["federation"] + 1})
+
+
 def test_a_parcel_survives_the_journey_bit_for_bit():
-    parcel = Parcel(7, {"change": {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5])}, "x": {"i": torch.arange(3)}},
-                    {"ticket": float(2**47 + 1), "loss": 0.1})  # fmt: skip
+    change = {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T}
+    parcel = Parcel(7, {"change": change, "x": {"i": torch.arange(3)}}, {"ticket": float(2**47 + 1), "loss": 0.1})
     back = flower.to_parcel(flower.to_records(parcel))
     assert (back.round, back.numbers, back.bytes) == (7, parcel.numbers, parcel.bytes)
     for group, arrays in parcel.arrays.items():
         for name, value in arrays.items():
             assert torch.equal(back.arrays[group][name], value)
+            assert back.arrays[group][name].shape == value.shape
             assert back.arrays[group][name].dtype == value.dtype
 
 
@@ -194,8 +201,8 @@ def test_a_site_without_a_ledger_gives_no_answer(federation, tmp_path, monkeypat
 def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp_path, own_ledger, capsys):
     server, data = federation
     parcel = server.begin()["north"]
-    for run in ("first", "second"):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / run, parcel)
+    for run, asks in (("first", parcel), ("second", of_another(parcel))):
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / run, asks)
     alone = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=2, delta=1e-5)
     both = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=4, delta=1e-5)
     text = (tmp_path / "second" / "statement.txt").read_text()
@@ -216,7 +223,7 @@ def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp
     ledger.set_budget(dataset, Budget(1.0, 1e-5))
     before = ledger.head()
     with pytest.raises(OverBudget) as raised:
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", parcel)
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(parcel))
     assert reason_of(raised.value).reason == "budget"
     assert ledger.head() == before, "nothing was spent"
     ledger.shut()
@@ -293,7 +300,7 @@ def test_records_that_come_between_two_rounds_are_counted_too(federation, tmp_pa
     new = store(tmp_path / "new.npz", source.train[700:1000], source.test)
     server.end()
     server.round = 0
-    answer(CONFIG, SITES, "north", new, tmp_path / "another", server.begin()["north"])
+    answer(CONFIG, SITES, "north", new, tmp_path / "another", of_another(server.begin()["north"]))
     assert "(2 runs, 6 steps reserved" in (tmp_path / "another" / "statement.txt").read_text()
 
 
@@ -343,8 +350,9 @@ def test_the_app_answers_with_a_constant_reason_and_notes_the_error_at_the_site(
 
 
 class Reply:
-    def __init__(self, node: int, content: RecordDict | None) -> None:
-        self.metadata, self._content = SimpleNamespace(src_node_id=node), content
+    def __init__(self, node: int, content: RecordDict | None, query: str = "") -> None:
+        self.metadata = SimpleNamespace(src_node_id=node, reply_to_message_id=query)
+        self._content = content
 
     def has_error(self) -> bool:
         return self._content is None
@@ -355,21 +363,51 @@ class Reply:
         return self._content
 
 
-class Grid:
+class Asked:
+    """The half of a grid that asks nodes for their names. `says` has what a node answers: None is an error."""
+
+    def __init__(self) -> None:
+        self.queries: dict[str, int] = {}
+        self.count = 0
+
+    def says(self, node: int) -> str | None:
+        raise NotImplementedError
+
+    def silent(self, node: int) -> bool:
+        return False
+
+    def push_messages(self, messages):
+        sent = {str(self.count + number): message["dst_node_id"] for number, message in enumerate(messages)}
+        assert all(message["message_type"] == "query" for message in messages)
+        self.count += len(sent)
+        self.queries |= sent
+        return list(sent)
+
+    def pull_messages(self, queries):
+        for query in queries:
+            if query in self.queries and not self.silent(self.queries[query]):
+                node = self.queries.pop(query)
+                name = self.says(node)
+                yield Reply(node, name and RecordDict({"about": ConfigRecord({"name": name})}), query)
+
+
+class Grid(Asked):
     """Four nodes: an honest one, one that breaks, one that hangs, and one that uses the first one's name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.names = {11: "north", 22: "south", 33: "west", 44: "north"}
 
     def get_node_ids(self):
         return list(self.names)
 
+    def says(self, node: int) -> str | None:
+        return self.names[node]
+
     def send_and_receive(self, messages, timeout):
         for message in messages:
             node = message["dst_node_id"]
-            if message["message_type"] == "query":
-                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.names[node]})}))
-            elif node == 11:
+            if node == 11:
                 yield Reply(node, message["content"])
             elif node == 22:
                 yield Reply(node, None)
@@ -396,9 +434,48 @@ def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatc
     grid.names = {11: "north"}
     exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(Grid, "send_and_receive", lambda self, messages, timeout: [Reply(11, None) for _ in messages])
+        broken.setattr(Grid, "says", lambda self, node: None)
         assert dict(exchange({"north": Parcel(1)})) == {}
     assert list(dict(exchange({"north": Parcel(2)}))) == ["north"]
+
+
+def test_a_node_that_fails_often_is_asked_until_the_patience_ends(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.001)
+    grid = Grid()
+    grid.names = {11: "north"}
+    monkeypatch.setattr(grid, "says", lambda node: "north" if grid.count > 6 else None)
+    exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=60.0)
+    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert grid.count == 7
+
+
+def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_no_other(monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "POLL", 0.01)
+    grid = Grid()
+    grid.names = {99: "nobody"}
+    monkeypatch.setattr(grid, "silent", lambda node: node == 99)
+    looks = []
+
+    def there():
+        looks.append(1)
+        if len(looks) == 5:
+            grid.names[11] = "north"  # comes while the other one is waited for
+        return list(grid.names)
+
+    monkeypatch.setattr(grid, "get_node_ids", there)
+    sites = {"north": Site(10), "south": Site(10)}
+    exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=60.0)
+    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert len(looks) == 5, "nobody waited any longer"
+    assert grid.count == 2, "a node that is slow is not asked again at once"
+    exchange._missed.add("south")  # it may be the one that says nothing
+    monkeypatch.setattr(flower, "LATER", 0.0)
+    monkeypatch.setattr(flower, "SILENCE", 0.0)
+    for number in range(2, 7):
+        assert list(dict(exchange({"north": Parcel(number), "south": Parcel(number)}))) == ["north"]
+    assert grid.count == 4, "in two rounds more, and then no more"
 
 
 def test_only_the_first_round_is_patient(monkeypatch):
@@ -426,6 +503,11 @@ def test_only_the_first_round_is_patient(monkeypatch):
         ("sites: {north: 3}\nnoise-multiplyer: 3", "noise-multiplier"),
         ("sites: {north: 3}\ninsecure-noise-seed: 3", "insecure-noise-seed"),
         ("sites: {north: 3}\ninsecure_noise-seed: 3", "insecure-noise-seed"),
+        ("sites: {north: 3}\nholdout: 0.25", "holdout"),
+        ("sites: {north: 3}\nprivate: 50", "private"),
+        ("sites: {north: 3}\npublic: 50", "public"),
+        ("sites: {north: 3}\npartition: shards:2", "partition"),
+        ("sites: {north: 3}\nclients: 2", "clients"),
     ],
 )
 def test_a_wrong_federation_file_is_named(text, named, tmp_path):
@@ -448,21 +530,22 @@ def test_no_telemetry():
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-class Loopback:
+class Loopback(Asked):
     """A grid whose nodes are the sites' own code, called at once. The second round of the first run never ends."""
 
     def __init__(self, nodes: dict[int, dict[str, str]], kill: bool) -> None:
+        super().__init__()
         self.nodes, self.kill = nodes, kill
 
     def get_node_ids(self):
         return list(self.nodes)
 
+    def says(self, node: int) -> str | None:
+        return self.nodes[node]["name"]
+
     def send_and_receive(self, messages, timeout):
         for message in messages:
             node = message["dst_node_id"]
-            if message["message_type"] == "query":
-                yield Reply(node, RecordDict({"about": ConfigRecord({"name": self.nodes[node]["name"]})}))
-                continue
             asked = SimpleNamespace(content=message["content"])
             reply = flower._train(asked, SimpleNamespace(node_config=self.nodes[node]))
             if self.kill and flower.to_parcel(message["content"]).round == 2:
@@ -496,5 +579,22 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert reserved(tmp_path / "ledger.sqlite") == 3
+    assert Noted(exchange=lambda parcels: (), path=tmp_path / "out" / ANSWERED).counts() == {"north": 2}
     assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    source = load("digits")
+    data = store(tmp_path / "north.npz", source.train[100:400], source.test)
+    agreed = tmp_path / "federation.yaml"
+    text = f"method: fedavg\ndata: {data}\nsteps-per-round: 2\nnoise-multiplier: 2\nsites: {{north: 300}}\n"
+    node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
+    node["ledger"] = str(tmp_path / "ledger.sqlite")
+    for rounds in (1, 3):
+        agreed.write_text(text + f"rounds: {rounds}\n")
+        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["accepted"] for row in rows] == [1, 1, 1]
+    assert "(1 run, 6 steps reserved" in (tmp_path / "state" / "statement.txt").read_text()

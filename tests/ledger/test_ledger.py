@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
 from gnomon.cli import main
-from gnomon.ledger import Budget, Head, Ledger, LedgerError, needed_path
+from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -374,6 +374,23 @@ def test_open_runs_hold_the_steps_that_they_were_promised(ledger):
 def test_no_more_steps_are_granted_than_were_declared(ledger):
     run = ledger.open(ledger.dataset("patients"), Account(Poisson(0.1), 4.0), 20)
     assert [ledger.reserve(run), ledger.reserve(run)] == [16, 4]
+    with pytest.raises(LedgerError, match="no step is left"):
+        ledger.reserve(run)
+
+
+def test_a_run_gets_more_steps_only_if_the_budget_can_pay_for_them(ledger):
+    dataset = ledger.dataset("patients")
+    run = ledger.open(dataset, Account(Poisson(0.1), 2.0), 10)
+    ledger.reserve(run, 10)
+    ledger.redeclare(run, 20)
+    assert ledger.reserve(run, 30) == 10
+    ledger.set_budget(dataset, Budget(float(ledger.total(dataset, 1e-5).epsilon) * 1.01, 1e-5))
+    before = ledger.head()
+    with pytest.raises(OverBudget):
+        ledger.redeclare(run, 200)
+    assert ledger.head() == before
+    ledger.redeclare(run, 5)
+    assert ledger.run(run).declared == 20, "what is reserved stays"
     with pytest.raises(LedgerError, match="no step is left"):
         ledger.reserve(run)
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.clipping import Automatic, PerLayer
+from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import BudgetExhausted, evaluate
 from gnomon.validate import SettingError
@@ -177,6 +178,35 @@ def test_a_non_finite_sample_equals_a_removed_one(bad):
     assert torch.isfinite(runs[0]).all()
     if not math.isfinite(bad):
         torch.testing.assert_close(*runs)
+
+
+def test_a_record_that_is_left_out_equals_one_that_is_not_finite_and_is_drawn_and_paid_for_all_the_same(tmp_path):
+    x, y = data()
+    spoiled = x.clone()
+    spoiled[[3, 40]] = math.nan
+    public = x[[3, 40]].double(), torch.zeros(2)  # known by their inputs
+    left, same = (trainer(leave_out=those, noise=SeededNoise(0), steps=20) for those in (public, None))
+    left.fit((x, y))
+    same.fit((spoiled, y))
+    torch.testing.assert_close(weights(left), weights(same))
+    assert left.left_out == 2
+    nobody, none = (trainer(leave_out=those, noise=SeededNoise(0)) for those in ((x, y), None))
+    nobody.fit((x, y))
+    none.fit((torch.full_like(x, math.nan), y))
+    torch.testing.assert_close(weights(nobody), weights(none))
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for leave_out in (None, public, (x, y)):
+        trainer(leave_out=leave_out, ledger=ledger).fit((x, y))
+    assert len(ledger.state().datasets) == 1
+    assert {run.reserved for run in ledger.state().runs.values()} == {4}
+    ledger.shut()
+
+
+def test_public_records_that_are_not_left_out_are_refused_still():
+    x, y = data()
+    method = gnomon.methods.pcdp((x[:8], y[:8]), rank=2)
+    with pytest.raises(ValueError, match="4 of 8 public records"):
+        trainer(method=method, leave_out=(x[:4], y[:4])).fit((x, y))
 
 
 def test_the_divisor_is_the_declared_one_whatever_the_number_of_records():

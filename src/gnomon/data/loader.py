@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -25,6 +26,7 @@ class Loader:
 
     def __init__(self, data: Any, name: str = "train", device: torch.device | None = None) -> None:
         self._name, self._device = name, device
+        self._counts: Tensor | None = None
         if isinstance(data, Records):
             data = (data.inputs, data.targets)
         self._tensors = _is_pair(data)
@@ -60,7 +62,7 @@ class Loader:
 
     def take(self, positions: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of some records; none give tensors of length zero."""
-        both = self._read(positions)
+        both = self._read(self._kept(positions))
         if self._device is None:
             return both
         inputs, targets = pytree.tree_map_only(Tensor, lambda t: t.to(self._device), both)
@@ -68,6 +70,7 @@ class Loader:
 
     def targets(self, positions: Tensor) -> Any:
         """The targets of some records, where the data are."""
+        positions = self._kept(positions)
         if isinstance(self._data, CsrRecords):
             return self._data.targets(positions)
         return _at(self._data[1], positions) if self._tensors else self._read(positions)[1]
@@ -80,10 +83,14 @@ class Loader:
         True
         """
         for some in (torch.arange(len(self)) if positions is None else positions).split(CHUNK):
+            kept = self._kept(some)
             if isinstance(self._data, CsrRecords):
-                yield from self._data.marks(some)
+                yield from self._data.marks(kept)
             else:
-                yield from fingerprints(_rows(self._read(some)[0]))
+                yield from fingerprints(_rows(self._read(kept)[0]))
+
+    def _kept(self, positions: Tensor) -> Tensor:
+        return positions if self._counts is None else positions[self._counts[positions]]
 
     def _read(self, positions: Tensor) -> tuple[Any, Any]:
         if self._tensors:
@@ -102,6 +109,26 @@ class Loader:
                 inputs, targets = pytree.tree_map(lambda t: t[:0], (inputs, targets))
         return inputs, targets
 
+    def without(self, others: Loader) -> Loader:
+        """The same positions, but `take` leaves out records whose inputs occur among others.
+
+        Each record is looked at by itself, so one more or less changes nothing for the rest.
+
+        >>> loader = Loader((torch.eye(3), torch.tensor([0, 1, 2])))
+        >>> few = loader.without(Loader((torch.eye(3)[:1], torch.tensor([5]))))
+        >>> len(few), few.left_out, few.take(torch.tensor([2, 0]))[1]
+        (3, 1, tensor([2]))
+        """
+        known = set(others.marks())
+        found = copy.copy(self)
+        found._counts = torch.tensor([mark not in known for mark in self.marks()])
+        return found
+
+    @property
+    def left_out(self) -> int:
+        """How many records `take` leaves out. Private, if the records are."""
+        return 0 if self._counts is None else int((~self._counts).sum())
+
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # copied where torch could not share it
@@ -114,7 +141,7 @@ def _at(tree: Any, positions: Tensor) -> Any:
 def _rows(inputs: Any) -> Records:
     """Inputs as plain rows of numbers, without targets."""
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    rows = [leaf.reshape(len(leaf), -1) for leaf in leaves]
+    rows = [leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in leaves]  # also if there are none
     flat = rows[0] if len(rows) == 1 else torch.cat([row.float() for row in rows], 1)
     return Records(flat, torch.zeros(len(flat)))
 

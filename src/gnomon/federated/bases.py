@@ -94,7 +94,9 @@ def shared_fingerprint(basis: Basis) -> Tensor:
 
 def check_fingerprint(basis: Basis, expected: Tensor) -> None:
     """Refuses to train in a subspace that is not the server's: the coordinates would mean something else."""
-    apart = float((shared_fingerprint(basis) - expected).abs().max()) if expected.shape == (PROBES,) else float("inf")
+    apart = (
+        float((shared_fingerprint(basis) - expected.cpu()).abs().max()) if expected.shape == (PROBES,) else float("inf")
+    )
     if not apart <= TOLERANCE:
         raise Refused(
             "basis", f"the rebuilt basis is {apart:.2g} away from the server's; at most {TOLERANCE:g} is allowed"

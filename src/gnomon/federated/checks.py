@@ -36,7 +36,7 @@ def check_upload(server: Server, name: str, reply: Parcel, sent: Parcel) -> Arra
     if set(reply.arrays) != set(wanted) or set(reply.numbers) != numbers:
         raise Refused("contents")
     for group, like in wanted.items():
-        check_arrays(group, reply.arrays[group], like)
+        reply.arrays[group] = check_arrays(group, reply.arrays[group], like)
     if not all(math.isfinite(value) for value in reply.numbers.values()):
         raise Refused("finite", "numbers")
     change = strategy.upload.unpack(reply.arrays["change"], weights, server.basis)
@@ -50,8 +50,8 @@ def check_upload(server: Server, name: str, reply: Parcel, sent: Parcel) -> Arra
     return change
 
 
-def check_arrays(group: str, arrays: Arrays, like: Mapping[str, Tensor]) -> None:
-    """Names, formats, shapes and values, in this order.
+def check_arrays(group: str, arrays: Arrays, like: Mapping[str, Tensor]) -> Arrays:
+    """Names, formats, shapes and values, in this order; then the arrays, where those are that they are like.
 
     >>> check_arrays("change", {"w": torch.zeros(3)}, {"w": torch.zeros(2)})
     Traceback (most recent call last):
@@ -66,3 +66,4 @@ def check_arrays(group: str, arrays: Arrays, like: Mapping[str, Tensor]) -> None
             raise Refused("shape", group)
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise Refused("finite", group)
+    return {name: value.to(like[name].device) for name, value in arrays.items()}

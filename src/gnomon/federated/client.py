@@ -76,6 +76,9 @@ class Client:
         last, ticket = self.memory.numbers.get("round", 0), parcel.numbers.get("ticket", 0.0)
         if parcel.round < last or (parcel.round == last and ticket == self.memory.numbers["ticket"]):
             raise Refused("round", f"{parcel.round}, after {last:.0f}")  # a restarted server may ask for a round again
+        device = next(self.trainer.model.parameters()).device
+        parcel = parcel.to(device)
+        self.memory.move(device)
         start = self._load(parcel)
         basis = self._basis(parcel)
         turn = Turn(parcel, self.trainer.model, start, self.memory, self.trainer.optimizer, self.steps, self.bound)
@@ -96,8 +99,7 @@ class Client:
         if trainer.account.steps + self.steps > trainer.plan.last:
             raise Refused("budget")
         if self._batches is None:
-            if self.strategy.public is not None and self.strategy.method.public is None:  # else the Trainer does it
-                refuse_overlap(Loader(self.data, "train"), Loader(self.strategy.public, "public"))
+            self._refuse_overlap()
             self._batches = trainer.batches(self.data)
         if self.each_round is not None:
             self.each_round.admit(self.data)
@@ -112,9 +114,20 @@ class Client:
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= turn.pace
             self.unprotected = [trainer.step(*next(self._batches)) for _ in range(self.steps)]
+        except BaseException as error:
+            self._batches = None  # an error ends an iterator for good: the next round begins another
+            if isinstance(error, StopIteration):
+                raise Refused("budget") from None
+            raise
         finally:
             for group, lr in zip(trainer.optimizer.param_groups, usual, strict=True):
                 group["lr"] = lr
+
+    def _refuse_overlap(self) -> None:
+        """Public records among its own, where they are for uploads alone; others are the Trainer's affair."""
+        public, trainers = self.strategy.public, self.strategy.method.public
+        if public is not None and trainers is None and self.trainer.leave_out is None:
+            refuse_overlap(Loader(self.data, "train"), Loader(public, "public"))
 
     def make_up(self, answered: int) -> None:
         """Pay for rounds that were answered and are not in the books: these come from an older copy.

@@ -27,6 +27,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from gnomon.data import load
+from gnomon.federated.answered import ANSWERED, Noted
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import REASONS, Refused
 from gnomon.federated.run import KeptFolder, go
@@ -42,8 +43,10 @@ MOST_BYTES = 2**28
 POLL = 1.0
 LATER = 30.0
 """How long a round after the first waits for a site that has just gone, and for new nodes to say who they are."""
+SILENCE = 120.0
+"""After how long a node that says nothing is asked for its name again: a slow one would have to answer twice."""
 TRIES = 3
-"""In how many rounds a node is asked for its name, until it goes and comes back."""
+"""In how many rounds a node is asked, until it goes and comes back; in each again after errors, ever more rarely."""
 
 
 def to_records(parcel: Parcel) -> RecordDict:
@@ -54,7 +57,7 @@ def to_records(parcel: Parcel) -> RecordDict:
     """
     records = RecordDict({NUMBERS: ConfigRecord({"round": parcel.round, **parcel.numbers})})
     for group, arrays in parcel.arrays.items():
-        named = {name: Array(np.ascontiguousarray(value.detach().cpu().numpy())) for name, value in arrays.items()}
+        named = {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in arrays.items()}
         records[f"arrays.{group}"] = ArrayRecord(named)
     return records
 
@@ -88,18 +91,92 @@ def _tensor(array: Array) -> Tensor:
 # -- the server's side -----------------------------------------------------------------------------
 
 
+class Names:
+    """Which node is which site: the one that first says its name, or the one that the settings pin to it.
+
+    Nodes are asked without waiting for them: one that never answers must not hold up the others.
+    """
+
+    def __init__(self, grid: Grid, sites: Mapping[str, Site], ttl: float) -> None:
+        self._grid, self._sites, self._ttl = grid, sites, ttl
+        self.nodes = {name: site.node for name, site in sites.items() if site.node is not None}
+        self._settled = set(self.nodes.values())
+        self._rounds: Counter[int] = Counter()
+        self._queries: dict[str, int] = {}
+        self._sent: dict[int, float] = {}  # when whoever has not answered was asked
+        self.begin()
+
+    def begin(self) -> None:
+        """Another round: what went wrong in the last one is forgotten."""
+        self._now: set[int] = set()
+        self._due: dict[int, float] = {}
+        self._pause: dict[int, float] = {}
+
+    def look(self) -> set[int]:
+        """The nodes that are there now. New ones are asked for their names, and whoever has answered is heard."""
+        there = list(self._grid.get_node_ids())
+        self._settled &= {*there, *self.nodes.values()}
+        for kept in (self._rounds, self._sent, self._due, self._pause):
+            for node in set(kept) - set(there):
+                del kept[node]
+        self._ask([node for node in there if self._may_ask(node)])
+        self._hear()
+        return set(there)
+
+    def waiting(self, there: set[int]) -> bool:
+        """Whether somebody has been asked in this round and has said nothing yet."""
+        return bool(there & self._now & set(self._sent) - self._settled)
+
+    def _may_ask(self, node: int) -> bool:
+        due = max(self._due.get(node, 0.0), self._sent.get(node, -math.inf) + SILENCE)
+        tried = node not in self._now and self._rounds[node] >= TRIES
+        return node not in self._settled and not tried and time.monotonic() >= due
+
+    def _ask(self, nodes: list[int]) -> None:
+        messages = [
+            Message(content=RecordDict(), message_type="query", dst_node_id=node, group_id="names", ttl=self._ttl)
+            for node in nodes
+        ]
+        sent: list[str | None] = list(self._grid.push_messages(messages)) if messages else []
+        self._rounds.update(set(nodes) - self._now)
+        self._now |= set(nodes)
+        for node, query in zip(nodes, sent or [None] * len(nodes), strict=True):
+            if query is None:  # it could not be sent
+                self._failed(node)
+                continue
+            self._queries[query] = node
+            self._sent[node] = time.monotonic()
+
+    def _hear(self) -> None:
+        for reply in self._grid.pull_messages(list(self._queries)) if self._queries else ():
+            node = self._queries.pop(reply.metadata.reply_to_message_id)
+            self._sent.pop(node, None)
+            if reply.has_error():
+                self._failed(node)
+                continue
+            self._settled.add(node)
+            about = reply.content.config_records.get("about")
+            name = "" if about is None else str(about.get("name", ""))
+            if name in self._sites and name not in self.nodes:
+                self.nodes[name] = node
+
+    def _failed(self, node: int) -> None:
+        self._pause[node] = min(LATER, 2 * self._pause.get(node, POLL / 2))
+        self._due[node] = time.monotonic() + self._pause[node]
+
+
 class OverFlower:
     """Delivers a round's parcels through Flower's grid, and waits for the answers until a deadline.
 
-    A site is the node that first says its name, or the node that the settings pin to it. Before its first round the
-    server waits for sites that are not there yet, up to `patience` seconds; later it waits a moment.
+    Before its first round the server waits for sites that are not there yet, up to `patience` seconds; later it waits a
+    moment.
     """
 
     def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float, patience: float | None = None) -> None:
-        self._grid, self._sites, self._deadline = grid, sites, deadline
+        self._grid, self._deadline = grid, deadline
         self._patience = deadline if patience is None else patience
-        self._nodes = {name: site.node for name, site in sites.items() if site.node is not None}
-        self._asked: Counter[int] = Counter(dict.fromkeys(self._nodes.values(), TRIES))
+        self._names = Names(grid, sites, deadline)
+        self._nodes = self._names.nodes
         self._missed: set[str] = set()
         self._met = False
 
@@ -120,39 +197,21 @@ class OverFlower:
         return Message(content=content, message_type="train", dst_node_id=node, group_id=str(parcel.round), ttl=ttl)
 
     def _meet(self, wanted: Mapping[str, Parcel]) -> set[int]:
-        """The nodes that are there. New ones are asked for their names.
+        """The nodes that are there.
 
-        Waits for wanted sites that are not; for one that missed its last round nobody waits.
+        Waits for wanted sites that are not, and for new nodes that may be one; for a site that missed its last round
+        nobody waits.
         """
         until = time.monotonic() + (min(LATER, self._patience) if self._met else self._patience)
+        self._names.begin()
         while True:
-            online = set(self._grid.get_node_ids())
-            known = set(self._nodes.values())
-            self._asked = Counter({node: n for node, n in self._asked.items() if node in online or node in known})
-            self._ask({node for node in online if self._asked[node] < TRIES}, until)
-            missing = [name for name in wanted if self._nodes.get(name) not in online and name not in self._missed]
-            if not missing or time.monotonic() >= until:
+            online = self._names.look()
+            away = {name for name in wanted if self._nodes.get(name) not in online}
+            wait = away - self._missed or (away and self._names.waiting(online))
+            if not wait or time.monotonic() >= until:
                 self._met = True
                 return online
             time.sleep(POLL)
-
-    def _ask(self, nodes: set[int], until: float) -> None:
-        messages = [
-            Message(content=RecordDict(), message_type="query", dst_node_id=node, group_id="names", ttl=self._deadline)
-            for node in nodes
-        ]
-        if not messages:
-            return
-        self._asked.update(nodes)
-        for reply in self._grid.send_and_receive(messages, timeout=max(POLL, until - time.monotonic())):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                continue
-            self._asked[node] = TRIES
-            about = reply.content.config_records.get("about")
-            name = "" if about is None else str(about.get("name", ""))
-            if name in self._sites and name not in self._nodes:
-                self._nodes[name] = node
 
 
 def _read(reply: Message) -> Parcel | Refused:
@@ -184,7 +243,9 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float |
     else:
         folder = RunFolder(out)
         folder.write("config.yaml", config.to_yaml().encode())
-    go(config, federation, folder, history, False, OverFlower(grid, sites, deadline, patience))
+    exchange = Noted(OverFlower(grid, sites, deadline, patience), out / ANSWERED)
+    exchange.tell(server)
+    go(config, federation, folder, history, False, exchange)
 
 
 server_app = ServerApp()

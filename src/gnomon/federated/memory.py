@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from gnomon.federated.parcel import Arrays
+from gnomon.federated.parcel import Arrays, moved
 from gnomon.validate import SettingError
 
 SEPARATOR = "|"
@@ -27,6 +27,16 @@ class Memory:
 
     arrays: dict[str, Arrays] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+
+    def move(self, device: torch.device) -> None:
+        """Bring all arrays to a device: what was read from disk is on the CPU.
+
+        >>> memory = Memory({"control": {"weight": torch.ones(2)}})
+        >>> memory.move(torch.device("meta"))
+        >>> memory.arrays["control"]["weight"].device
+        device(type='meta')
+        """
+        self.arrays = {group: moved(arrays, device) for group, arrays in self.arrays.items()}
 
     def to_bytes(self) -> bytes:
         """The memory as a safetensors file."""

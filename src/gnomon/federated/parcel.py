@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 NUMBER_BYTES = 8
@@ -15,7 +16,6 @@ Arrays = dict[str, Tensor]
 class Parcel:
     """One message, either way. Nothing in it is code.
 
-    >>> import torch
     >>> Parcel(1, {"change": {"weight": torch.zeros(10)}}, {"loss": 2.0}).bytes
     56
     """
@@ -29,11 +29,27 @@ class Parcel:
         """The payload: arrays as they are, eight bytes for each number and for the round."""
         return sum(map(array_bytes, self.arrays.values())) + NUMBER_BYTES * (1 + len(self.numbers))
 
+    def to(self, device: torch.device) -> Parcel:
+        """The same message with its arrays on a device: what came over a network is on the CPU.
+
+        >>> Parcel(1, {"change": {"weight": torch.zeros(2)}}).to(torch.device("meta")).arrays["change"]["weight"].device
+        device(type='meta')
+        """
+        return Parcel(self.round, {group: moved(arrays, device) for group, arrays in self.arrays.items()}, self.numbers)
+
+
+def moved(arrays: Mapping[str, Tensor], device: torch.device) -> Arrays:
+    """Arrays on a device.
+
+    >>> moved({"a": torch.zeros(3)}, torch.device("meta"))["a"].device
+    device(type='meta')
+    """
+    return {name: value.to(device) for name, value in arrays.items()}
+
 
 def array_bytes(arrays: Mapping[str, Tensor]) -> int:
     """How many bytes some arrays take.
 
-    >>> import torch
     >>> array_bytes({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int32)})
     20
     """
@@ -43,7 +59,6 @@ def array_bytes(arrays: Mapping[str, Tensor]) -> int:
 def total_norm(arrays: Mapping[str, Tensor]) -> float:
     """The norm of all arrays together.
 
-    >>> import torch
     >>> total_norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     5.0
     """

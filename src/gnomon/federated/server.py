@@ -149,6 +149,7 @@ class Server:
         if self.round >= self.rounds:
             raise RuntimeError(f"all {self.rounds} rounds have been run")
         self.round += 1
+        self.memory.move(next(self.model.parameters()).device)
         common = self._common()
         self._accepted, self._refused, self._up = {}, {}, 0
         for name in self.chosen(self.round):
@@ -170,6 +171,8 @@ class Server:
             self._refused[f"{name}, again"] = str(Refused("twice"))
             return
         self._up += reply.bytes
+        answered = f"answered|{name}"  # whether it counts or not: the client has released it
+        self.memory.numbers[answered] = self.memory.numbers.get(answered, 0.0) + 1
         try:
             self._accepted[name] = reply, check_upload(self, name, reply, self._open[name])
         except Refused as why:
@@ -199,7 +202,6 @@ class Server:
             self.memory.numbers.pop(f"knows public|{name}", None)
         for name in self._accepted:
             self.memory.numbers[f"knows public|{name}"] = 1.0
-            self.memory.numbers[f"answered|{name}"] = self.memory.numbers.get(f"answered|{name}", 0.0) + 1
         self._open, self._basis = {}, None
         return ended
 
@@ -221,7 +223,8 @@ class Server:
 
     def _common(self) -> Parcel:
         parcel = Parcel(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
-        parcel.numbers = {"ticket": float(secrets.randbits(48)), "rounds": float(self.rounds)}
+        federation = self.memory.numbers.setdefault("federation", float(secrets.randbits(48)))
+        parcel.numbers = {"ticket": float(secrets.randbits(48)), "rounds": float(self.rounds), "federation": federation}
         space = self.strategy.space
         if space is not None:
             seed = public_seed(self.seed, self.round)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from gnomon.config import TrainConfig
@@ -70,18 +71,18 @@ def declared(config: FederateConfig, source: Source) -> Source:
     return dataclasses.replace(source, classes=config.classes, counted=False)
 
 
-def refuse_unused(config: FederateConfig) -> None:
-    """Refuses settings of training that rounds have no use for, in a file for example.
+def refuse_unused(config: FederateConfig, unused: Iterable[str] = NOT_FEDERATED, who: str = "rounds have") -> None:
+    """Refuses settings that somebody has no use for, in a file for example; by default those of training alone.
 
     >>> refuse_unused(FederateConfig(optimizer="adam"))
     Traceback (most recent call last):
     gnomon.validate.SettingError: optimizer = 'adam' is not allowed: give 'sgd': rounds have no use for it
     """
     usual = FederateConfig()
-    for name in sorted(NOT_FEDERATED):
+    for name in sorted(unused):
         value, default = getattr(config, name), getattr(usual, name)
         if value != default:
-            raise SettingError(name.replace("_", "-"), value, f"{default!r}: rounds have no use for it")
+            raise SettingError(name.replace("_", "-"), value, f"{default!r}: {who} no use for it")
 
 
 def local_config(config: FederateConfig, method: str) -> TrainConfig:

@@ -146,8 +146,13 @@ def build_client(
     ledger: Ledger | None = None,
     dataset: str | None = None,
     label: str = "",
+    stranger: bool = False,
 ) -> Client:
-    """A client with a Trainer of its own, planned for so many rounds. The last three say where its steps are counted.
+    """A client with a Trainer of its own, planned for so many rounds.
+
+    `ledger`, `dataset` and `label` say where its steps are counted. `stranger` says that weights and public records
+    come from somebody else, who sees whether the client answers. Then no error may depend on its records: those that
+    occur among the public ones count for nothing instead, and the check for samples that interact uses made-up ones.
 
     >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
     >>> source = load("digits")
@@ -181,6 +186,8 @@ def build_client(
         ledger=None if whole_client else ledger,
         dataset=dataset,
         label=label,
+        leave_out=strategy.public if stranger else None,
+        example=_made_up(source, next(model.parameters()).device) if stranger else None,
         progress=False,
     )
     if rounds is not None and rounds < 1:
@@ -190,6 +197,13 @@ def build_client(
         each_round = Spending(ledger, as_records(config), planned, dataset=dataset, label=label)
     steps, bound = about.reach.steps, config.max_grad_norm
     return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, memory=memory, each_round=each_round)
+
+
+def _made_up(source: Source, device: torch.device, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few records of the right shape that nobody has."""
+    inputs = SeededNoise(0).normal(count * math.prod(source.input_shape)).reshape(count, *source.input_shape)
+    targets = torch.arange(count) % max(1, source.classes)
+    return inputs.to(device, source.train.inputs.dtype), targets.to(device, source.train.targets.dtype)
 
 
 def _notes(strategy: Strategy) -> list[str]:

@@ -20,9 +20,9 @@ from gnomon.federated.entries import LEDGER, by_rounds, token
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Parcel
 from gnomon.federated.refused import Refused
-from gnomon.federated.settings import declared
+from gnomon.federated.settings import declared, refuse_unused
 from gnomon.federated.setup import build_client, member, participations
-from gnomon.federated_config import FederateConfig
+from gnomon.federated_config import NOT_DEPLOYED, FederateConfig
 from gnomon.ledger import Head, LedgerError, needed_path
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
@@ -62,7 +62,10 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
             raise SettingError(f"sites.{name}", about, SITES)
         node = fields.get("node")
         sites[str(name)] = Site(whole(f"sites.{name}", fields.get("records")), None if node is None else int(node))
+    if values.get("clients", len(sites)) != len(sites):
+        raise SettingError("clients", values["clients"], f"none: there are {len(sites)} sites")
     config = FederateConfig.from_dict(values | {"clients": len(sites)})
+    refuse_unused(config, NOT_DEPLOYED, "sites with records of their own have")
     if config.insecure_noise_seed is not None:
         raise SettingError("insecure-noise-seed", config.insecure_noise_seed, "nothing: a site's noise is never seeded")
     return config, sites
@@ -94,10 +97,15 @@ class SiteFolder:
                 raise Refused("error", "another round is running") from None
             yield
 
-    def label(self, text: str) -> str:
-        """What the ledger calls this site's run; on disk before the run is entered."""
+    def label(self, text: str, federation: float | None = None) -> str:
+        """What the ledger calls this site's run; on disk before the run is entered.
+
+        A new folder takes the number by which a server knows its federation, so that a folder that was lost finds its
+        run again. From then on the folder's word counts: a server cannot have another run entered.
+        """
         if not (self.path / LEDGER).exists():
-            self._write({"token": token(), "head": None})
+            known = federation is not None and federation.is_integer() and 0 <= federation < 2**48
+            self._write({"token": f"{int(federation):012x}" if known and federation else token(), "head": None})
         return f"{text} ({self._kept()['token']})"
 
     def take_up(self, client: Client, answered: int) -> None:
@@ -105,13 +113,15 @@ class SiteFolder:
 
         A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced. Rounds
         that the server has had answers to and this run has not paid for, because folder and ledger both come from a
-        backup, are paid for now.
+        backup, are paid for now. A run that was entered for another number of rounds goes on with this one.
         """
         spending, head = client.spending, self._kept()["head"]
         if spending.ledger is None:
             return
         found = spending.ledger.labelled(spending.label)
-        if head is not None:
+        if head is None:  # a new folder: what it finds under this label may be of other settings or records
+            found = [run for run in found if spending.suits(run, client.data)]
+        else:
             spending.ledger.verify(Head.read(head))
             if not found:
                 raise LedgerError(
@@ -119,7 +129,7 @@ class SiteFolder:
                     "or a new folder if the agreed file has changed"
                 )
         if found:
-            spent = spending.resume(found[-1].id, client.data)
+            spent = spending.resume(found[-1].id, client.data, redeclare=True)
             if spent:
                 client.trainer.account.charge(spent if client.each_round is None else spent * client.steps)
         client.make_up(answered)
@@ -133,7 +143,8 @@ class SiteFolder:
         """Diagnostics of a round's steps, for the site's own eyes."""
         with (self.path / UNPROTECTED).open("a") as file:
             for step in client.unprotected:
-                file.write(json.dumps({"round": number, **plain(step)}) + "\n")
+                about = {"round": number, **plain(step), "unprotected/left out": client.trainer.left_out}
+                file.write(json.dumps(about) + "\n")
 
     def _kept(self) -> dict[str, Any]:
         return dict(json.loads((self.path / LEDGER).read_text()))
@@ -192,7 +203,7 @@ def answer(
             client = build_client(
                 config, name, source.train, about, strategy, source,
                 rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
-                label=folder.label(f"{config.method}, {name}"),
+                label=folder.label(f"{config.method}, {name}", parcel.numbers.get("federation")), stranger=True,
             )  # fmt: skip
             folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), config.rounds)))
             reply = client.train(parcel)

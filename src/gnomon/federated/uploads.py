@@ -102,7 +102,7 @@ class Largest:
     def like(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
         count = self._count(sum(value.numel() for value in weights.values()))
         first = next(iter(weights.values()))
-        return {"positions": torch.zeros(count, dtype=torch.int32), "values": first.new_zeros(count)}
+        return {"positions": first.new_zeros(count, dtype=torch.int32), "values": first.new_zeros(count)}
 
     def pack(self, change: Arrays, basis: Basis | None) -> Arrays:
         flat = torch.cat([value.flatten() for value in change.values()])
@@ -114,7 +114,7 @@ class Largest:
         where = sent["positions"].long()
         if not (bool((where.diff() > 0).all()) and int(where[0]) >= 0 and int(where[-1]) < len(flat)):
             raise Refused("positions")
-        flat[where.to(flat.device)] = sent["values"]
+        flat[where] = sent["values"]
         parts = flat.split([value.numel() for value in weights.values()])
         return {name: part.reshape(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
 

@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -153,6 +153,17 @@ class Ledger:
         if over:
             refuse_excess(state, found)
         return found
+
+    def redeclare(self, run: str, steps: int) -> None:
+        """Let a run take another number of steps, those that it has reserved included; refused as in `open`."""
+        with self._rows() as (rows, state):
+            found = self._run(state, run)
+            wanted = replace(found, declared=max(validate.whole("steps", steps), found.reserved))
+            over = wanted.declared > found.declared and exceeds(state, wanted)
+            if wanted.declared != found.declared and not over:
+                self._add(rows, state, "declare", {"run": run, "steps": wanted.declared})
+        if over:
+            refuse_excess(state, wanted)
 
     def reserve(self, run: str, steps: int | None = None) -> int:
         """Pay for the coming steps, as many as are granted: durable when this returns, and never given back."""

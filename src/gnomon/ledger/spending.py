@@ -8,7 +8,7 @@ from typing import Any
 from gnomon.accounting import Account, Shuffled
 from gnomon.ledger.identity import Identity
 from gnomon.ledger.ledger import Ledger, Total
-from gnomon.ledger.state import RECORD
+from gnomon.ledger.state import RECORD, LedgerRun
 from gnomon.ledger.store import Head, LedgerError
 
 
@@ -83,19 +83,29 @@ class Spending:
             self.ledger.close(self.run)
             self._open = False
 
-    def resume(self, run: str, data: Any) -> int:
+    def suits(self, run: LedgerRun, data: Any) -> bool:
+        """Whether `resume` could take up a run, if steps may be declared anew: it has these settings and records."""
+        assert self.ledger is not None
+        state, identity = self.ledger.state(), self.ledger.identify(data, self._name)
+        return self._same(run) and bool(state.family(run.dataset) & set(state.matches(identity)))
+
+    def _same(self, run: LedgerRun) -> bool:
+        mine = self._account.to_dict()
+        return all(mine[key] == value for key, value in run.settings.items())
+
+    def resume(self, run: str, data: Any, *, redeclare: bool = False) -> int:
         """Take up a run of an earlier process; how many steps count as taken.
 
         Steps that were reserved and perhaps never taken stay paid. A shuffled epoch cannot be continued, since its
-        order is gone, so the rest of it counts as taken too.
+        order is gone, so the rest of it counts as taken too. With `redeclare` the run may have declared another number
+        of steps, and has this one from now on if the budget can pay for it.
         """
         if self.ledger is None:
             raise LedgerError(
                 "only a run with a ledger can go on: nobody knows how many steps another one has released"
             )
         found = self.ledger.run(run)
-        mine = self._account.to_dict()
-        if any(mine[key] != value for key, value in found.settings.items()) or found.declared != self._steps:
+        if not self._same(found) or (found.declared != self._steps and not redeclare):
             raise LedgerError(f"run {run} was entered with other settings: {found.settings}, {found.declared} steps")
         identity = self.ledger.identify(data, self._name)
         state = self.ledger.state()
@@ -107,6 +117,8 @@ class Spending:
         if isinstance(self._account.sampler, Shuffled):
             lost = -found.reserved % self._account.sampler.steps_per_epoch
         self._dataset, self._left = found.dataset, 0
+        if redeclare:
+            self.ledger.redeclare(run, self._steps)
         self.ledger.reopen(run, lost=lost)
         self._open = True
         return self.ledger.run(run).reserved

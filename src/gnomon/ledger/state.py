@@ -95,6 +95,9 @@ class State:
         run.account()  # every value is checked
         self.runs[id] = run
 
+    def _declare(self, time: str, run: str, steps: int) -> None:
+        self.runs[run].declared = validate.whole("steps", steps)
+
     def _steps(self, time: str, run: str, steps: int) -> None:
         self.runs[run].reserved += validate.whole("steps", steps)
 

@@ -53,7 +53,8 @@ class Trainer:
     `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
     to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget. `observers` are
-    called once a step with a `View` of it, before the release.
+    called once a step with a `View` of it, before the release. A record that also occurs in `leave_out` is drawn and
+    counts for nothing; it is for public records that a stranger chose, to whom a refusal would tell who is in `train`.
 
     With a `ledger`, every step is paid for there before its noise is drawn, and counts together with all other runs
     on the same records. They are recognised by content, or by `dataset`, a name that you declare.
@@ -99,6 +100,7 @@ class Trainer:
         dataset: str | None = None,
         label: str = "",
         observers: Sequence[Observer] = (),
+        leave_out: Any = None,
         progress: bool = True,
     ) -> None:
         for p in model.parameters():
@@ -143,12 +145,13 @@ class Trainer:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.observers = tuple(observers)
+        self.leave_out, self.left_out = leave_out, 0
         self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
         self._sequence: Draws | None = None
-        self._independent = False
+        self._independent, self._example = False, example
         if example is not None:
             self._check_independence(*example)
 
@@ -226,8 +229,9 @@ class Trainer:
         self.spending.start()
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
-            self._drawn += 1
-            yield loader.take(next(draws))
+            batch = loader.take(next(draws))
+            self._drawn += 1  # not before: if this cannot be read, nobody has it
+            yield batch
             self._make_up()
 
     def step(self, inputs: Any, targets: Any) -> Record:
@@ -392,12 +396,19 @@ class Trainer:
         loader = Loader(train, "train", next(iter(self._parameters.values())).device)
         check_size(self.plan.sampler, len(loader))
         if not self._independent:
-            order = shuffle(len(loader), SecureNoise())  # leaves a seeded source where it was
-            self._check_independence(*few(loader, order))
+            self._check_independence(*self._some(loader))
+        used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
+        self.left_out = used.left_out
         if self.method.public is not None:
-            refuse_overlap(loader, Loader(self.method.public, "public"))
+            refuse_overlap(used, Loader(self.method.public, "public"))
         self.spending.admit(loader)
-        return loader
+        return used
+
+    def _some(self, loader: Loader) -> tuple[Any, Any]:
+        """A few records to check: the example, unless one record is all that it has."""
+        if self._example is not None and batch_size(self._example[0]) > 1:
+            return self._example
+        return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
 
     def _draws(self, size: int) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.

@@ -1,0 +1,194 @@
+"""What a site tells a server that it does not trust, and what it pays when things go wrong; no network."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gnomon.data import Records, load
+from gnomon.federated import Parcel, Refused
+from gnomon.federated.answered import Noted
+from gnomon.federated.setup import build_server
+from gnomon.federated.sites import Site, answer
+from gnomon.federated_config import FederateConfig
+from gnomon.ledger import Ledger
+from tests.federated.test_flower import store
+
+SIZE = 300
+CONFIG = FederateConfig(
+    method="fedavg", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2, accountant="rdp"
+)
+SITES = {"north": Site(SIZE), "south": Site(SIZE)}
+
+
+@pytest.fixture(scope="module")
+def source():
+    return load("digits")
+
+
+@pytest.fixture
+def own(source, tmp_path) -> str:
+    """The file of a site with the records 100 to 399."""
+    return store(tmp_path / "north.npz", source.train[100 : 100 + SIZE], source.test)
+
+
+def runs(path) -> list[int]:
+    """The steps of each run in a ledger."""
+    ledger = Ledger(path)
+    found = [run.reserved for run in ledger.state().runs.values()]
+    ledger.shut()
+    return found
+
+
+def datasets(path) -> list[str]:
+    ledger = Ledger(path)
+    found = list(ledger.state().datasets)
+    ledger.shut()
+    return found
+
+
+# -- public records that somebody else chose -------------------------------------------------------
+
+
+def public(source, *also: int) -> Records:
+    """Sixty public records, and some that may be a site's own."""
+    chosen = torch.tensor([*range(60), *also])
+    return Records(source.train.inputs[chosen], source.train.targets[chosen])
+
+
+@pytest.mark.parametrize("method", ["pfa", "fedpdp", "fedpcdp"])
+def test_no_server_can_ask_whether_a_record_is_here_by_calling_it_public(method, source, own, tmp_path):
+    config = replace(CONFIG, method=method)
+    for case, also in {"none": (50,), "one": (150,), "all": tuple(range(100, 400))}.items():
+        server = build_server(config, source, public(source, *also), dict.fromkeys(SITES, SIZE))
+        parcel = server.begin()["north"]
+        reply = answer(config, SITES, "north", own, tmp_path / case, parcel, ledger=tmp_path / "l")
+        server.accept("north", reply)
+        assert server.end().accepted == ["north"]
+        assert set(reply.numbers) == {"ticket"}
+        assert set(reply.arrays) == {"change"}
+    assert runs(tmp_path / "l") == [2, 2, 2]
+    assert len(datasets(tmp_path / "l")) == 1, "the ledger knows the site's records, whatever was left out"
+    left_out = [
+        '"unprotected/left out": 300' in line
+        for line in (tmp_path / "all" / "unprotected.jsonl").read_text().split("\n")[:-1]
+    ]
+    assert left_out == [True, True], "for the site's own eyes"
+
+
+def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_path, monkeypatch):
+    """Weights for which the check breaks on one record would tell whether it is here, without any noise."""
+    seen = []
+    monkeypatch.setattr("gnomon.training.trainer.refuse_dependence", lambda *given: seen.append(given[3]))
+    server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+    answer(CONFIG, SITES, "north", own, tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
+    here = set(map(tuple, source.train.inputs[100:400].flatten(1).tolist()))
+    assert seen
+    assert not any(tuple(row) in here for inputs in seen for row in inputs.flatten(1).tolist())
+
+
+# -- what is paid ----------------------------------------------------------------------------------
+
+
+class Pair:
+    """A server, and the site north with its folder and ledger in one place."""
+
+    def __init__(self, source, own: str, place) -> None:
+        self.config = replace(CONFIG, rounds=4)
+        self.own, self.place = own, place
+        self.server = build_server(self.config, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+
+    def round(self, *, state: str = "state", spoiled: bool = False, told: dict[str, float] | None = None) -> list[str]:
+        """Who was accepted."""
+        parcel = self.server.begin()["north"]
+        parcel.numbers |= told or {}
+        folder, ledger = self.place / state, self.place / "l"
+        reply = answer(self.config, SITES, "north", self.own, folder, parcel, ledger=ledger)
+        if spoiled:
+            reply.arrays["change"] = {name: 1e9 * value for name, value in reply.arrays["change"].items()}
+        self.server.accept("north", reply)
+        return self.server.end().accepted
+
+    def more(self, rounds: int) -> None:
+        """Another number of rounds, agreed by both."""
+        self.config, self.server.rounds = replace(self.config, rounds=rounds), rounds
+
+    @property
+    def paid(self) -> list[int]:
+        return runs(self.place / "l")
+
+
+@pytest.fixture
+def pair(source, own, tmp_path) -> Pair:
+    (tmp_path / "site").mkdir()
+    return Pair(source, own, tmp_path / "site")
+
+
+def test_a_restored_backup_also_pays_for_an_answer_that_the_server_had_and_refused(pair, tmp_path):
+    pair.round()
+    shutil.copytree(pair.place, tmp_path / "backup")
+    assert pair.round(spoiled=True) == []
+    shutil.rmtree(pair.place)
+    shutil.copytree(tmp_path / "backup", pair.place)
+    assert pair.round() == ["north"]
+    assert pair.paid == [6], "three rounds were released"
+
+
+def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
+    path = tmp_path / "answered.jsonl"
+    exchange = Noted(lambda parcels: [("north", Parcel(1)), ("south", Refused("error"))], path)
+    next(exchange({}))  # and then nothing more
+    with path.open("a") as file:
+        file.write('{"round": 2, "cli')
+    list(exchange({}))
+    exchange.tell(pair.server)
+    assert pair.server.begin()["north"].numbers["answered"] == 2
+    assert pair.server._open["south"].numbers["answered"] == 0
+
+
+def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_alone_wants_them(pair):
+    for rounds in (2, 3):
+        pair.more(rounds)
+        while pair.server.round < rounds:
+            assert pair.round() == ["north"]
+    assert pair.paid == [6]
+    pair.server.rounds = 4
+    with pytest.raises(Refused, match="budget"):
+        pair.round()
+
+
+def test_a_site_that_lost_its_folder_finds_its_run_in_the_ledger(pair):
+    pair.round()
+    pair.round()
+    assert pair.round(state="new") == ["north"]
+    assert pair.round(state="new") == ["north"]
+    assert pair.paid == [8]
+    pair.server.rounds = 5
+    with pytest.raises(Refused, match="budget"):
+        pair.round(state="another")
+
+
+def test_a_server_cannot_have_a_site_enter_one_run_after_the_other(pair):
+    """The plan of the first one is the site's limit."""
+    for number in range(4):
+        pair.round(told={"federation": float(number)})
+    assert pair.paid == [8]
+    pair.server.rounds = 5
+    with pytest.raises(Refused, match="budget"):
+        pair.round(told={"federation": 9.0})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 0.5, 1e300])
+def test_a_federation_s_number_that_is_none_is_not_used(number, pair):
+    assert pair.round(told={"federation": number}) == ["north"]
+
+
+def test_a_new_folder_with_other_settings_enters_a_run_of_its_own(pair):
+    pair.round()
+    pair.config = replace(pair.config, noise_multiplier=3.0)
+    pair.round(state="new")
+    assert pair.paid == [2, 4], "and pays for the answers that it does not know of: too much, never too little"
