@@ -258,6 +258,8 @@ def test_resume_restores_weights_and_control_variates(tmp_path):
     )
     own = again.federation.clients["client-1"].memory.arrays["control"]["1.bias"]
     assert torch.equal(own, before.arrays["client-1/control"]["1.bias"])
+    kept = again.federation.server.memory.arrays["controls"]["client-1/1.bias"]
+    torch.testing.assert_close(kept, own, rtol=1e-4, atol=1e-6)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
