@@ -76,6 +76,21 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     ledger.shut()
 
 
+def test_the_total_counts_clients_that_took_no_step_since_the_run_was_resumed_or_in_this_run_at_all(tmp_path):
+    ledger, folder = Ledger(tmp_path / "ledger.sqlite"), tmp_path / "run"
+    config = FederateConfig(**QUICK | {"method": "fedavg", "participation": 0.34, "rounds": 6})
+    first = federate(config, folder, progress=False, ledger=ledger).statement.ledger
+    assert first["steps"] == 4, "client-0 was asked four times, client-2 twice"
+    again = resume(folder, progress=False).statement
+    assert (again.ledger["steps"], again.ledger["epsilon"]) == (4, first["epsilon"])
+    assert f"  ledger                head {again.ledger['head']}" in again.text()
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("rounds: 6", "rounds: 7"))
+    assert resume(folder, progress=False).statement.ledger["steps"] == 4, "client-2 took one step more, its third"
+    other = dataclasses.replace(config, rounds=1)
+    assert federate(other, tmp_path / "other", progress=False, ledger=ledger).statement.ledger["steps"] == 4
+    ledger.shut()
+
+
 @pytest.mark.data
 def test_a_table_is_split_by_a_column_that_has_a_name(tmp_path):
     try:

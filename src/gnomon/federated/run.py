@@ -96,6 +96,8 @@ def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) ->
     folder = KeptFolder(out)
     entries = Entries.of(config, folder, ledger)
     federation = build(config, left=folder.left(config), ledger=entries.ledger, label=entries.label)
+    for client in federation.clients.values():
+        client.spending.recognise(client.data)  # also of clients that take no further step the statement has the total
     return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
 
 

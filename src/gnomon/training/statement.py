@@ -135,7 +135,7 @@ class Statement:
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
             f"({runs}, {self.ledger['steps']} steps reserved, {self.ledger['accountant']}){allowed}",
-            f"  ledger                run {self.ledger['run']}, head {self.ledger['head']}",
+            f"  ledger                {f'run {run}, ' if (run := self.ledger['run']) else ''}head {self.ledger['head']}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
