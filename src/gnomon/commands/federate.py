@@ -62,7 +62,7 @@ def _federate(args: argparse.Namespace) -> int:
     if run.stopped == "interrupted":
         print(f"stopped by Ctrl-C after round {last['round']}; go on with: gnomon federate --resume {run.folder}")
     elif run.stopped == "budget":
-        print(f"stopped after round {last['round']}: the budgets of all clients are spent")
+        print(f"stopped after round {last['round']}: the budgets are spent, no further round can be paid for")
     print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")

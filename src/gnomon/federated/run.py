@@ -18,7 +18,7 @@ from gnomon.building import is_own
 from gnomon.config import read_yaml
 from gnomon.federated.entries import LEDGER, Entries
 from gnomon.federated.memory import Memory
-from gnomon.federated.parcel import array_bytes
+from gnomon.federated.parcel import Arrays, array_bytes
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.server import Ended, Server
 from gnomon.federated.setup import Federation, build, names, participations
@@ -50,7 +50,7 @@ class FederatedRun:
     federation: Federation
     folder: Path
     stopped: str
-    """"finished", "interrupted", or "budget" if all clients' budgets ended before the last round."""
+    """"finished", "interrupted", or "budget" if nobody could pay for a further round before the last one."""
 
 
 def federate(
@@ -119,11 +119,12 @@ class KeptFolder(RunFolder):
     def left(self, config: FederateConfig) -> dict[str, int]:
         """In how many more rounds each client may take part.
 
-        Noise that was worked out for a target pays for as many as were planned, and a lost round is one of them.
+        Noise that was worked out for a target pays for as many as were planned, and a lost round is one of them. A
+        target beside the noise, and one for whole clients, are kept by the server's own accounts.
         """
         clients = names(config)
         left = participations(config, clients, after=self._ended)
-        if config.noise_multiplier is not None and config.target_epsilon is None:
+        if config.noise_multiplier is not None or config.unit == "client":
             return left
         asked = [name for entry in self._asked for name in entry["clients"]]
         planned = participations(config, clients)
@@ -181,7 +182,7 @@ def go(
         for name, why in how.refused.items():
             folder.append(REFUSED, json.dumps({"round": how.round, "client": name, "why": why}))
 
-    stopped, failed = "finished", None
+    stopped, failed, reached = "finished", None, _weights(server)
     with (
         StopRequest() as stop,
         tqdm(total=server.rounds, initial=server.round, unit="round", disable=not progress, desc=config.method,
@@ -198,16 +199,18 @@ def go(
                 on_end=ended,
             ):
                 history.append(record)
+                reached = _weights(server)
+                folder.append(METRICS, json.dumps(plain(record)))  # first: a line too many is dropped, a gap would stay
                 folder.write(STATE, _state(federation).to_bytes())
                 if entries is not None:
                     entries.remember(folder)
-                folder.append(METRICS, json.dumps(plain(record)))
                 bar.update()
                 bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
                 if stop.asked:
                     stopped = "interrupted"
                     break
-        except RoundFailed as error:  # what was reached before is kept
+        except RoundFailed as error:  # what was reached before is kept, without what a failed round moved
+            server.model.load_state_dict(reached)
             if error.spent and history:
                 stopped = "budget"
             else:
@@ -231,8 +234,7 @@ def terms(server: Server, names: Sequence[str]) -> dict[str, str]:
 
 def _write(config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record]) -> Statement:
     server = federation.server
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
-    folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
+    folder.write("model.safetensors", safetensors_bytes(_weights(server), {"format": "pt"}))
     private = config.insecure_noise_seed is None
     total = _worst_total(config, federation)
     notes = [] if federation.clients else [ELSEWHERE]
@@ -246,6 +248,11 @@ def _write(config: FederateConfig, federation: Federation, folder: RunFolder, hi
     return statement
 
 
+def _weights(server: Server) -> Arrays:
+    """A copy of the global model."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
+
+
 def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
     """What all runs on a client's records have cost together: that of the client whose records paid the most."""
     notes = [ledger_note(client.spending, config.target_delta) for client in federation.clients.values()]
@@ -256,7 +263,7 @@ def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, An
 def traffic(federation: Federation, history: Sequence[Record]) -> str:
     """A table of what one client sends and gets in a round, beside FedAvg's."""
     server = federation.server
-    asked = [row["accepted"] + row["refused"] for row in history]
+    asked = [row.get("asked", row["accepted"] + row["refused"]) for row in history]
     whole_model = array_bytes(server.weights)
     later = slice(1, None) if len(history) > 1 else slice(None)
     down = sum(row["bytes/down"] for row in history[later]) / max(1, sum(asked[later]))
