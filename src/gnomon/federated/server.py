@@ -149,7 +149,7 @@ class Server:
 
     @property
     def spent(self) -> bool:
-        """Whether no later round can be paid for: not by the noise for whole clients, or by nobody who is in one."""
+        """Whether no later round can be paid for: by nobody who takes part in one, or not by the target for clients."""
         if getattr(self.strategy.aggregate, "spent", False):
             return True
         coming = (name for number in range(self.round + 1, self.rounds + 1) for name in self.chosen(number))

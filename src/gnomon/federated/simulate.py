@@ -85,9 +85,9 @@ def run_round(
 
     The model stays then; but with noise for whole clients the failed round has moved it by noise alone, since silence
     would tell, so keep the one before. While others can still pay in later rounds, a round whose clients have all
-    spent their budgets is no failure: it passes, and nobody moves anything.
+    spent their budgets is no failure: it passes.
     """
-    if server.spent:
+    if server.round < server.rounds and server.spent:
         raise RoundFailed(f"round {server.round + 1} cannot be paid for: the budgets are spent", spent=True)
     parcels = server.begin()
     if parcels:
