@@ -7,13 +7,17 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gnomon.accounting import Account, FullBatch, epsilon
 from gnomon.federated import Losses, PrivateMean, fedavg, fedfdp, scaffold
+from gnomon.federated.memory import Memory
+from gnomon.federated.refused import Refused
 from gnomon.federated.run import federate, resume
-from gnomon.federated.simulate import RoundFailed
+from gnomon.federated.simulate import InProcess, RoundFailed
 from gnomon.federated_config import FederateConfig
 from gnomon.release import SeededNoise
+from gnomon.training import BudgetExhausted
 from gnomon.validate import SettingError
 from tests.federated.small import federation, flat, run
 
@@ -66,6 +70,49 @@ def test_epsilon_is_that_of_the_rounds_without_amplification(tmp_path):
     kept = json.loads((tmp_path / "run" / "statement.json").read_text())
     assert kept["expected_batch_size"] == 2
     assert resume(tmp_path / "run", progress=False).statement.epsilon == found.epsilon, "the account survives"
+
+
+WHOLE = FederateConfig(
+    method="fedavg", unit="client", target_epsilon=5.0, rounds=4, clients=3, steps_per_round=1, accountant="rdp"
+)
+
+
+def test_a_lost_round_is_one_of_those_that_the_target_pays_for(tmp_path, monkeypatch):
+    plain = InProcess.__call__
+
+    def killed(self, parcels):
+        if next(iter(parcels.values())).round == 3:
+            raise KeyboardInterrupt
+        yield from plain(self, parcels)
+
+    monkeypatch.setattr(InProcess, "__call__", killed)
+    with pytest.raises(KeyboardInterrupt):
+        federate(WHOLE, tmp_path / "run", progress=False)
+    monkeypatch.setattr(InProcess, "__call__", plain)
+    run = resume(tmp_path / "run", progress=False)
+    assert (run.stopped, run.history[-1]["round"]) == ("budget", 3)
+    assert run.statement.steps == 4
+    assert run.statement.epsilon <= 5.0
+    assert run.history[-1]["accepted"] == 3, "the round before was a full one"
+    with pytest.raises(BudgetExhausted, match="round 4"):
+        run.federation.server.begin()
+
+
+def test_a_failed_round_leaves_no_noise_in_the_saved_model(tmp_path, monkeypatch):
+    plain = InProcess.__call__
+
+    def failing(self, parcels):
+        for name, answer in plain(self, parcels):
+            yield name, Refused("error") if parcels[name].round == 3 else answer
+
+    monkeypatch.setattr(InProcess, "__call__", failing)
+    with pytest.raises(RoundFailed, match="round 3"):
+        federate(WHOLE, tmp_path / "run", progress=False)
+    state = Memory.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert state.numbers["server|round"] == 2
+    assert all(torch.equal(value, saved[name]) for name, value in state.arrays["server/weights"].items())
+    assert json.loads((tmp_path / "run" / "statement.json").read_text())["steps"] == 3, "its noise was paid for"
 
 
 @pytest.mark.parametrize("strategy", [scaffold(), fedfdp()])

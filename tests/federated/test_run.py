@@ -140,6 +140,7 @@ def test_learning_shows_on_digits(tmp_path):
         (["--partition", "column:0"], "clients = 5"),
         (["--clients", "0"], "clients"),
         (["--rounds", "0"], "rounds"),
+        (["--steps-per-round", "0"], "steps-per-round = 0"),
         (["--holdout", "1"], "holdout"),
         (["--participation", "0"], "participation"),
         (["--rank", "-1"], "rank"),
@@ -246,6 +247,9 @@ def test_own_data_in_a_simulation_get_a_caveat(tmp_path):
     config = FederateConfig(**QUICK | {"method": "fedavg", "data": f"npz:{tmp_path / 'own.npz'}"})
     run = federate(config, tmp_path / "run", progress=False)
     assert any("takes both as public" in caveat for caveat in run.statement.caveats)
+    assert any("the largest label is NOT protected" in caveat for caveat in run.statement.caveats)
+    said = federate(dataclasses.replace(config, classes=10), tmp_path / "said", progress=False)
+    assert not any("largest label" in caveat for caveat in said.statement.caveats), "the number was declared"
 
 
 def test_resume_restores_weights_and_control_variates(tmp_path):
@@ -258,6 +262,8 @@ def test_resume_restores_weights_and_control_variates(tmp_path):
     )
     own = again.federation.clients["client-1"].memory.arrays["control"]["1.bias"]
     assert torch.equal(own, before.arrays["client-1/control"]["1.bias"])
+    kept = again.federation.server.memory.arrays["controls"]["client-1/1.bias"]
+    torch.testing.assert_close(kept, own, rtol=1e-4, atol=1e-6)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):

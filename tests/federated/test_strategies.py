@@ -163,6 +163,19 @@ def test_a_control_variate_is_the_mean_of_the_client_s_released_gradients():
     torch.testing.assert_close(flat(server.memory.arrays["control"]), means, rtol=1e-3, atol=1e-5)
 
 
+def test_without_anybody_malicious_the_server_s_control_is_the_running_sum_of_all_gains_over_the_clients():
+    """As in the paper, also when only some take part: nothing of an honest client is cut."""
+    server, clients = federation(scaffold(), clients=4, rounds=6, share=0.5)
+    summed = torch.zeros_like(flat(server.weights))
+    for _ in range(6):
+        for name, parcel in server.begin().items():
+            reply = clients[name].train(parcel)
+            summed = summed + flat(reply.arrays["control"]) / 4
+            server.accept(name, reply)
+        server.end()
+        torch.testing.assert_close(flat(server.memory.arrays["control"]), summed, rtol=1e-4, atol=1e-6)
+
+
 def test_scaffold_refuses_momentum():
     server, clients = federation(scaffold(), clients=1, rounds=1)
     clients["c0"].trainer.optimizer.param_groups[0]["momentum"] = 0.9

@@ -104,6 +104,19 @@ def test_a_set_that_shares_records_with_two_others_joins_them(ledger):
     assert first.spending.total(DELTA).runs == 4
 
 
+def test_what_records_have_paid_is_known_before_another_run_on_them_begins(ledger):
+    (a, y), (b, z) = data(seed=1), data(seed=2)
+    trainer(ledger).fit((a, y))
+    trainer(ledger).fit((b, z))
+    waiting = trainer(ledger).spending
+    assert waiting.total(DELTA) is None, "nobody knows for which records"
+    waiting.recognise((torch.cat([a, b]), torch.cat([y, z])))
+    assert (waiting.total(DELTA).runs, waiting.total(DELTA).steps) == (2, 40)
+    waiting.recognise(data(seed=3))
+    assert waiting.total(DELTA) is None, "these have paid nothing"
+    assert len(ledger.state().datasets) == 2, "and nothing was entered"
+
+
 def test_a_declared_name_counts_instead_of_the_content(ledger):
     trainer(ledger, dataset="patients").fit(data())
     t = trainer(ledger, dataset="patients")

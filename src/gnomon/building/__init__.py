@@ -2,9 +2,10 @@
 
 from gnomon.building.method import build_method, without_foreign_settings
 from gnomon.building.records import is_own, public_count, records, uses_public
-from gnomon.building.trainer import build_model, build_trainer, public_only
+from gnomon.building.trainer import CLASSES_COUNTED, build_model, build_trainer, public_only
 
 __all__ = [
+    "CLASSES_COUNTED",
     "build_method",
     "build_model",
     "build_trainer",

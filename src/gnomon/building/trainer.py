@@ -25,6 +25,9 @@ from gnomon.training import Trainer, evaluate, train_on_public
 from gnomon.training.refusals import refuse_device
 from gnomon.validate import SettingError, positive, whole
 
+CLASSES_COUNTED = "The number of classes was read off the labels: the largest label is NOT protected."
+"""What a statement says if nobody declared it."""
+
 
 def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Module:
     """The model at its start: freshly drawn, or taught by the public records.
@@ -108,7 +111,7 @@ def build_trainer(
 def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
     notes = []
     if source.counted:
-        notes.append("The number of classes was read off the labels: the largest label is NOT protected.")
+        notes.append(CLASSES_COUNTED)
     if is_own(config.data) and (source.cut or config.private is not None or len(public)):
         notes.append(
             "Who is among the training records was drawn here from all records of the file: neighbours are sets of "

@@ -58,12 +58,13 @@ def _federate(args: argparse.Namespace) -> int:
             run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=book)
     except RoundFailed as error:
         raise ValueError(str(error)) from error
-    last = run.history[-1]
+    last = run.history[-1] if run.history else {}  # metrics.jsonl may have been lost
     if run.stopped == "interrupted":
         print(f"stopped by Ctrl-C after round {last['round']}; go on with: gnomon federate --resume {run.folder}")
     elif run.stopped == "budget":
-        print(f"stopped after round {last['round']}: the budgets of all clients are spent")
-    print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+        print(f"stopped after round {last['round']}: the budgets are spent, no further round can be paid for")
+    if last:
+        print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")
     if (total := run.statement.ledger) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from gnomon import accounting
@@ -77,14 +78,16 @@ def private_mean(config: FederateConfig) -> PrivateMean:
         raise SettingError("adjacency", config.adjacency, "none for unit client: a client that is left out counts as 0")
     if sigma is not None and config.target_epsilon is not None:
         raise SettingError("target-epsilon", config.target_epsilon, "none beside a noise-multiplier for unit client")
+    affordable = math.inf
     if sigma is None:
         target = 1.0 if config.target_epsilon is None else config.target_epsilon
         sigma = noise_for(target, config.target_delta, FullBatch(), config.rounds, accountant, "zero-out")
+        affordable = config.rounds  # a round that is lost is one of them
     asked = max(1, round(config.participation * config.clients))
     seed = config.insecure_noise_seed
     noise = SecureNoise() if seed is None else SeededNoise(1009 * seed)
     account = Account(FullBatch(), sigma, "zero-out", accountant)  # type: ignore[arg-type]
-    return PrivateMean(config.client_clip, account, asked, config.server_lr, noise)
+    return PrivateMean(config.client_clip, account, asked, config.server_lr, noise, affordable)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Head, Ledger
 from gnomon.run_folder import RunFolder
-from gnomon.validate import SettingError
+from gnomon.validate import SettingError, whole
 
 LEDGER = "ledger.json"
 
@@ -34,7 +34,8 @@ def by_rounds(config: FederateConfig, path: Path) -> Ledger:
     >>> ledger.block
     7
     """
-    return Ledger(path, block=1 if config.unit == "client" else config.steps_per_round)
+    steps = whole("steps-per-round", config.steps_per_round)
+    return Ledger(path, block=1 if config.unit == "client" else steps)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class PrivateMean:
     clients: float
     lr: float = 1.0
     noise: NoiseSource = field(default_factory=SecureNoise)
+    affordable: float = math.inf
+    """How many rounds its target epsilon pays for."""
     always = True
     """Noise is released also if nobody answered: silence would tell."""
 
@@ -44,6 +47,11 @@ class PrivateMean:
         validate.positive("max_norm", self.max_norm)
         validate.positive("clients", self.clients)
         validate.positive("lr", self.lr)
+
+    @property
+    def spent(self) -> bool:
+        """Whether one more round would cost more than the target."""
+        return self.account.steps + 1 > self.affordable
 
     @property
     def name(self) -> str:

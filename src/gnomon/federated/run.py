@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
-from gnomon.building import is_own
+from gnomon.building import CLASSES_COUNTED, is_own
 from gnomon.config import read_yaml
 from gnomon.federated.entries import LEDGER, Entries
-from gnomon.federated.memory import Memory
-from gnomon.federated.parcel import array_bytes
-from gnomon.federated.private_mean import PrivateMean
+from gnomon.federated.kept import ASKED, METRICS, RECORDS, STATE, KeptFolder, marks, state_of, terms
+from gnomon.federated.parcel import Arrays, array_bytes
 from gnomon.federated.server import Ended, Server
-from gnomon.federated.setup import Federation, build, names, participations
+from gnomon.federated.setup import Federation, build
 from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
@@ -33,10 +32,10 @@ from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.statement import ledger_note
 from gnomon.training.watch import Record
-from gnomon.validate import SettingError, whole
+from gnomon.validate import whole
 
-STATE, ASKED, METRICS, REFUSED = "state.safetensors", "asked.jsonl", "metrics.jsonl", "refused.jsonl"
-FILES = (STATE, ASKED, REFUSED, LEDGER, "bytes.md")
+REFUSED = "refused.jsonl"
+FILES = (STATE, ASKED, RECORDS, REFUSED, LEDGER, "bytes.md")
 COUNTED = "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
 ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
 
@@ -50,7 +49,7 @@ class FederatedRun:
     federation: Federation
     folder: Path
     stopped: str
-    """"finished", "interrupted", or "budget" if all clients' budgets ended before the last round."""
+    """"finished", "interrupted", or "budget" if nobody could pay for a further round before the last one."""
 
 
 def federate(
@@ -83,6 +82,7 @@ def federate(
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     folder.write("config.yaml", config.to_yaml().encode())
+    folder.write(RECORDS, json.dumps(marks(federation)).encode())
     entries.remember(folder)
     return go(config, federation, folder, [], progress, entries=entries)
 
@@ -96,63 +96,9 @@ def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) ->
     folder = KeptFolder(out)
     entries = Entries.of(config, folder, ledger)
     federation = build(config, left=folder.left(config), ledger=entries.ledger, label=entries.label)
+    for client in federation.clients.values():
+        client.spending.recognise(client.data)  # also of clients that take no further step the statement has the total
     return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
-
-
-class KeptFolder(RunFolder):
-    """The folder of a run that goes on.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     KeptFolder(Path(place)).left(FederateConfig(clients=2, rounds=5))
-    {'client-0': 5, 'client-1': 5}
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._asked = [json.loads(line) for line in _lines(path / ASKED)]
-        self._state = Memory.from_bytes((path / STATE).read_bytes()) if (path / STATE).exists() else Memory()
-        self._ended = int(self._state.numbers.get("server|round", 0))
-
-    def left(self, config: FederateConfig) -> dict[str, int]:
-        """In how many more rounds each client may take part.
-
-        Noise that was worked out for a target pays for as many as were planned, and a lost round is one of them.
-        """
-        clients = names(config)
-        left = participations(config, clients, after=self._ended)
-        if config.noise_multiplier is not None and config.target_epsilon is None:
-            return left
-        asked = [name for entry in self._asked for name in entry["clients"]]
-        planned = participations(config, clients)
-        return {name: min(left[name], planned[name] - asked.count(name)) for name in clients}
-
-    def restore(self, config: FederateConfig, federation: Federation) -> list[Record]:
-        """Put everything back, charge every round that anybody was asked in, and give the history.
-
-        Settings under which those rounds would have cost something else are refused.
-        """
-        for entry in self._asked:
-            now = terms(federation.server, list(entry["clients"]))
-            for name, then in entry["clients"].items():
-                if now.get(name) != then:
-                    raise SettingError(
-                        f"the settings of {name}",
-                        now.get(name, "not there"),
-                        f"{then}, as in round {entry['round']}: put them back, or begin in another folder",
-                    )
-        _restore(federation, self._state)
-        for entry in self._asked:
-            if isinstance(federation.server.strategy.aggregate, PrivateMean):
-                federation.server.strategy.aggregate.account.charge()
-            for name in entry["clients"]:
-                federation.server.members[name].account.charge(config.steps_per_round)
-        # without a line that was cut short, which the next one would be written behind
-        self.write(ASKED, "".join(json.dumps(entry) + "\n" for entry in self._asked).encode())
-        rows = [json.loads(line) for line in _lines(self.path / METRICS)]
-        history: list[Record] = [row for row in rows if row["round"] <= self._ended]
-        self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
-        return history
 
 
 def go(
@@ -169,17 +115,14 @@ def go(
 
     def asked(number: int, names: Sequence[str]) -> None:
         """On disk before any client draws noise: a crash may count a round too many, never one too few."""
-        with (folder.path / ASKED).open("a") as file:
-            file.write(json.dumps({"round": number, "clients": terms(server, names)}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _add(folder, ASKED, {"round": number, "clients": terms(server, names)})
 
     def ended(how: Ended) -> None:
         """Who was refused, and why, by name."""
         for name, why in how.refused.items():
             folder.append(REFUSED, json.dumps({"round": how.round, "client": name, "why": why}))
 
-    stopped, failed = "finished", None
+    stopped, failed, reached = "finished", None, _weights(server)
     with (
         StopRequest() as stop,
         tqdm(total=server.rounds, initial=server.round, unit="round", disable=not progress, desc=config.method,
@@ -196,16 +139,18 @@ def go(
                 on_end=ended,
             ):
                 history.append(record)
-                folder.write(STATE, _state(federation).to_bytes())
+                reached = _weights(server)
+                _add(folder, METRICS, plain(record))  # before the state: a line too many is dropped, a gap would stay
+                folder.write(STATE, state_of(federation).to_bytes())
                 if entries is not None:
                     entries.remember(folder)
-                folder.append(METRICS, json.dumps(plain(record)))
                 bar.update()
                 bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
                 if stop.asked:
                     stopped = "interrupted"
                     break
-        except RoundFailed as error:  # what was reached before is kept
+        except RoundFailed as error:  # what was reached before is kept, without what a failed round moved
+            server.model.load_state_dict(reached)
             if error.spent and history:
                 stopped = "budget"
             else:
@@ -220,28 +165,35 @@ def go(
     return FederatedRun(history, statement, federation, folder.path, stopped)
 
 
-def terms(server: Server, names: Sequence[str]) -> dict[str, str]:
-    """What a round costs each of these clients, in words: the same for the same cost."""
-    mean = server.strategy.aggregate
-    shared = f", for whole clients noise {mean.account.noise_multiplier!r}" if isinstance(mean, PrivateMean) else ""
-    return {name: server.members[name].terms + shared for name in names if name in server.members}
+def _add(folder: RunFolder, name: str, values: Mapping[str, Any]) -> None:
+    """Add a line to a file; on disk when this returns."""
+    with (folder.path / name).open("a") as file:
+        file.write(json.dumps(values) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _write(config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record]) -> Statement:
     server = federation.server
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
-    folder.write("model.safetensors", safetensors_bytes(weights, {"format": "pt"}))
+    folder.write("model.safetensors", safetensors_bytes(_weights(server), {"format": "pt"}))
     private = config.insecure_noise_seed is None
     total = _worst_total(config, federation)
     notes = [] if federation.clients else [ELSEWHERE]
     if federation.clients and is_own(config.data):
         notes.append(COUNTED)
+    if federation.clients and federation.source.counted:
+        notes.append(CLASSES_COUNTED)
     statement = federated_statement(config, server, private, federation.public, total, notes)
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())
     training_curve(history, f"{config.method} on {config.data}", folder.path / "curve.png", "round")
     return statement
+
+
+def _weights(server: Server) -> Arrays:
+    """A copy of the global model."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
 
 
 def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
@@ -254,7 +206,7 @@ def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, An
 def traffic(federation: Federation, history: Sequence[Record]) -> str:
     """A table of what one client sends and gets in a round, beside FedAvg's."""
     server = federation.server
-    asked = [row["accepted"] + row["refused"] for row in history]
+    asked = [row.get("asked", row["accepted"] + row["refused"]) for row in history]
     whole_model = array_bytes(server.weights)
     later = slice(1, None) if len(history) > 1 else slice(None)
     down = sum(row["bytes/down"] for row in history[later]) / max(1, sum(asked[later]))
@@ -271,38 +223,3 @@ def traffic(federation: Federation, history: Sequence[Record]) -> str:
         f"{sum(row['bytes/up'] for row in history):,} up. Payload without the protocol's own bytes.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _state(federation: Federation) -> Memory:
-    """Everything that a resumed run needs, in one file."""
-    state = Memory({"server/weights": dict(federation.server.model.state_dict())})
-    owners = {"server": federation.server.memory}
-    owners |= {name: client.memory for name, client in federation.clients.items()}
-    for owner, memory in owners.items():
-        state.arrays |= {f"{owner}/{group}": arrays for group, arrays in memory.arrays.items()}
-        state.numbers |= {f"{owner}|{name}": value for name, value in memory.numbers.items()}
-    return state
-
-
-def _restore(federation: Federation, state: Memory) -> None:
-    if not state.arrays:
-        return
-    owners = {"server": federation.server.memory}
-    owners |= {name: client.memory for name, client in federation.clients.items()}
-    for key, arrays in state.arrays.items():
-        owner, _, group = key.partition("/")
-        if key == "server/weights":
-            federation.server.model.load_state_dict(arrays)
-        else:
-            owners[owner].arrays[group] = arrays
-    for key, value in state.numbers.items():
-        owner, _, name = key.partition("|")
-        owners[owner].numbers[name] = value
-    federation.server.round = int(federation.server.memory.numbers["round"])
-
-
-def _lines(path: Path) -> list[str]:
-    """The complete lines of a file; one that a kill cut short does not count, nor does a missing file."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text().split("\n")[:-1] if line]

@@ -24,6 +24,7 @@ from gnomon.federated.refused import Refused
 from gnomon.federated.strategies import Strategy
 from gnomon.release import SeededNoise
 from gnomon.subspaces import Basis
+from gnomon.training import BudgetExhausted
 from gnomon.updates import Loss
 from gnomon.updates.untouched import untouched
 
@@ -67,6 +68,8 @@ class Ended:
     """Why, by client."""
     bytes_down: int
     bytes_up: int
+    asked: int = 0
+    """How many clients got a parcel; one whose budget is spent does not."""
 
 
 def public_seed(seed: int, number: int) -> int:
@@ -130,6 +133,8 @@ class Server:
         self._refused: dict[str, str] = {}
         self._basis: Basis | None = None
         self._up = 0
+        self._unable: set[str] = set()
+        """Who said in its last round that its own budget is spent."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -142,12 +147,25 @@ class Server:
         """Who takes part in a round."""
         return chosen(list(self.members), self.share, self.seed, number)
 
+    @property
+    def spent(self) -> bool:
+        """Whether no later round can be paid for: by nobody who takes part in one, or not by the target for clients."""
+        if getattr(self.strategy.aggregate, "spent", False):
+            return True
+        coming = (name for number in range(self.round + 1, self.rounds + 1) for name in self.chosen(number))
+        return all(self.members[name].spent or name in self._unable for name in coming)
+
     def begin(self) -> dict[str, Parcel]:
-        """The next round's parcel for each client that takes part. Their accounts are charged here."""
+        """The next round's parcel for each client that takes part. Their accounts are charged here.
+
+        Nobody gets one if all who would take part have spent their budgets: then `end` moves nothing.
+        """
         if self._open:
             raise RuntimeError(f"round {self.round} has not ended: call end() first")
         if self.round >= self.rounds:
             raise RuntimeError(f"all {self.rounds} rounds have been run")
+        if getattr(self.strategy.aggregate, "spent", False):
+            raise BudgetExhausted(f"round {self.round + 1} would cost more than the target epsilon for whole clients")
         self.round += 1
         self.memory.move(next(self.model.parameters()).device)
         common = self._common()
@@ -188,7 +206,7 @@ class Server:
         for name in self._open:
             if name not in self._accepted and name not in self._refused:
                 self.refuse(name, "absent")
-        if self._accepted or getattr(self.strategy.aggregate, "always", False):
+        if self._accepted or (self._open and getattr(self.strategy.aggregate, "always", False)):
             self._move()
         ended = Ended(
             self.round,
@@ -196,8 +214,11 @@ class Server:
             dict(sorted(self._refused.items())),
             sum(parcel.bytes for parcel in self._open.values()),
             self._up,
+            len(self._open),
         )
         self.memory.numbers["round"] = self.round
+        self._unable -= set(self._accepted)
+        self._unable |= {name for name, why in self._refused.items() if why == str(Refused("budget"))}
         for name in self._refused:  # it may have lost them
             self.memory.numbers.pop(f"knows public|{name}", None)
         for name in self._accepted:

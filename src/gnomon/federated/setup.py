@@ -86,11 +86,12 @@ def member(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -
     rate = batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate)
     steps = whole("steps-per-round", config.steps_per_round)
     sigma = 0.0 if config.unit == "client" else config.noise_multiplier
-    target, affordable = config.target_epsilon, math.inf
+    target: float | None = config.target_epsilon
+    affordable: float = math.inf
     how = config.accountant, config.adjacency
     if sigma is None:
-        goal = 1.0 if target is None else target
-        sigma = noise_for(goal, config.target_delta, Poisson(rate), max(1, rounds) * steps, *how)
+        goal, affordable = 1.0 if target is None else target, max(1, rounds) * steps  # lost rounds are among them
+        sigma = noise_for(goal, config.target_delta, Poisson(rate), affordable, *how)
     elif target is not None and config.unit == "record":
         affordable = _affordable(positive("target-epsilon", target), config.target_delta, Poisson(rate), sigma, *how)
         if affordable < steps:
@@ -175,7 +176,7 @@ def build_client(
         sampler=about.account.sampler,
         expected_batch_size=about.reach.expected_batch_size,
         noise_multiplier=about.account.noise_multiplier,
-        target_epsilon=None if math.isinf(about.affordable) else config.target_epsilon,
+        target_epsilon=None if config.noise_multiplier is None else config.target_epsilon,
         target_delta=config.target_delta,
         steps=planned * about.reach.steps,
         accountant=config.accountant,  # type: ignore[arg-type]

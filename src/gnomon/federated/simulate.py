@@ -18,7 +18,7 @@ from gnomon.training.watch import Record, averaged
 
 
 class RoundFailed(RuntimeError):
-    """No client gave an answer that counts. `spent` says that it was because all their budgets are.
+    """No client gave an answer that counts. `spent` says that it was because no later round can be paid for.
 
     >>> raise RoundFailed("round 3")
     Traceback (most recent call last):
@@ -81,23 +81,31 @@ def run_round(
     on_begin: Callable[[int, list[str]], None],
     on_end: Callable[[Ended], None] = lambda ended: None,
 ) -> Ended:
-    """One round. If nobody's answer counts, the model stays and an error says why."""
+    """One round. A round that nobody can pay for is not begun, and if nobody's answer counts an error says why.
+
+    The model stays then; but with noise for whole clients the failed round has moved it by noise alone, since silence
+    would tell, so keep the one before. While others can still pay in later rounds, a round whose clients have all
+    spent their budgets is no failure: it passes.
+    """
+    if server.round < server.rounds and server.spent:
+        raise RoundFailed(f"round {server.round + 1} cannot be paid for: the budgets are spent", spent=True)
     parcels = server.begin()
-    on_begin(server.round, sorted(parcels))
-    for name, answer in exchange(parcels):
+    if parcels:
+        on_begin(server.round, sorted(parcels))
+    for name, answer in exchange(parcels) if parcels else ():
         if isinstance(answer, Parcel):
             server.accept(name, answer)
         else:
             server.refuse(name, answer.reason)
     ended = server.end()
     on_end(ended)
-    if not ended.accepted:
-        reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
-        error = getattr(exchange, "error", None)
-        last = f". The last error was: {error}" if error is not None else ""
-        spent = all(why == str(Refused("budget")) for why in ended.refused.values())
-        raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}", spent) from error
-    return ended
+    spent = all(why == str(Refused("budget")) for why in ended.refused.values())
+    if ended.accepted or (spent and not server.spent):
+        return ended
+    reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
+    error = getattr(exchange, "error", None)
+    last = f". The last error was: {error}" if error is not None else ""
+    raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}", spent) from error
 
 
 def rounds(
@@ -121,6 +129,7 @@ def rounds(
         ended = run_round(server, exchange, on_begin, on_end)
         record: Record = {
             "round": ended.round,
+            "asked": ended.asked,
             "accepted": len(ended.accepted),
             "refused": len(ended.refused),
             "bytes/down": ended.bytes_down,

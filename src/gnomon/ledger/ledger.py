@@ -186,13 +186,15 @@ class Ledger:
 
     # -- questions -------------------------------------------------------------------------------
 
-    def total(self, dataset: str, delta: float, unit: str = RECORD) -> Total:
-        """What all runs on the data set have cost together."""
+    def total(self, data: Identity | str, delta: float, unit: str = RECORD) -> Total:
+        """What all runs on the data set with this id have cost together, or all on these records, entered or not."""
         with self._rows() as (_, state):
-            runs = [run for run in state.runs_on(dataset, unit) if run.reserved]
-            budget = state.budget(dataset, unit)
-        accounts = [run.account() for run in runs]
-        steps = sum(run.reserved for run in runs)
+            datasets = [data] if isinstance(data, str) else state.matches(data)
+            runs = {run.id: run for one in datasets for run in state.runs_on(one, unit) if run.reserved}
+            budgets = [budget for one in datasets if (budget := state.budget(one, unit)) is not None]
+        accounts = [run.account() for run in runs.values()]
+        steps = sum(run.reserved for run in runs.values())
+        budget = min(budgets, key=lambda budget: budget.epsilon, default=None)
         return Total(filtered(accounts, delta), composed(accounts, delta), len(runs), steps, budget)
 
     def labelled(self, label: str) -> list[LedgerRun]:

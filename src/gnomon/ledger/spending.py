@@ -32,15 +32,19 @@ class Spending:
         self._identity: Identity | None = None
         self._dataset, self._left, self._process, self._open = "", 0, -1, False
 
-    def admit(self, data: Any) -> None:
-        """Find out which data set this is, and refuse a run that its budget cannot pay for."""
+    def recognise(self, data: Any) -> None:
+        """Find out which data set this is: enough to say what it has paid, and nothing is refused for its budget."""
         if self.ledger is None:
             return
         identity = self.ledger.identify(data, self._name)
         if self._dataset and self._identity is not None and identity.mark != self._identity.mark:
             self._enter(identity)
         self._identity = identity
-        if not self.run:
+
+    def admit(self, data: Any) -> None:
+        """Find out which data set this is, and refuse a run that its budget cannot pay for."""
+        self.recognise(data)
+        if self.ledger is not None and self._identity is not None and not self.run:
             self.ledger.check(self._identity, self._account, self._steps)
 
     def _enter(self, identity: Identity) -> None:
@@ -124,10 +128,16 @@ class Spending:
         return self.ledger.run(run).reserved
 
     def total(self, delta: float) -> Total | None:
-        """What all runs on these data have cost together; None without a ledger."""
-        if self.ledger is None or not self._dataset:
+        """What all runs on these data have cost together, also before this one is entered.
+
+        None without a ledger, or if nothing has been entered for them.
+        """
+        if self.ledger is None:
             return None
-        return self.ledger.total(self._dataset, delta, RECORD)
+        if self._dataset:
+            return self.ledger.total(self._dataset, delta, RECORD)
+        found = None if self._identity is None else self.ledger.total(self._identity, delta, RECORD)
+        return found if found is not None and found.runs else None
 
     def head(self) -> Head | None:
         """The ledger's last entry."""

@@ -132,10 +132,11 @@ class Statement:
         runs = f"{self.ledger['runs']} run{'s' if self.ledger['runs'] != 1 else ''}"
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
+        entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
             f"({runs}, {self.ledger['steps']} steps reserved, {self.ledger['accountant']}){allowed}",
-            f"  ledger                run {self.ledger['run']}, head {self.ledger['head']}",
+            f"  ledger                {entered}head {self.ledger['head']}",
         ]
 
     def to_dict(self) -> dict[str, Any]:

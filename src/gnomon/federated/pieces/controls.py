@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import SGD
 
 from gnomon import validate
-from gnomon.federated.aggregates import combined
 from gnomon.federated.memory import Memory
 from gnomon.federated.parcel import Arrays, Parcel, total_norm
 from gnomon.federated.pieces.piece import Piece, Tally, Turn
@@ -25,6 +24,11 @@ class Controls(Piece):
 
     `c_i+ = c_i - c + (w_global - w_i) / (K lr)` is the mean of the client's released gradients: it costs nothing.
     Option I would need a release of its own and is not offered.
+
+    Guarantee: the server adds up each client's gains, cuts the sum to one honest step and sends the mean over all
+    clients. So one client shifts the others' local steps by at most an honest step over the number of clients,
+    whatever it sends and however often. An honest client's sum is the mean of its last released steps, which needs
+    no cut.
 
     >>> Controls().stretch
     3.0
@@ -65,14 +69,32 @@ class Controls(Piece):
         return {"control": 2 * step}
 
     def absorb(self, memory: Memory, tally: Tally) -> None:
-        moved = combined(
-            {name: parcel.arrays["control"] for name, parcel in tally.accepted.items()},
-            dict.fromkeys(tally.accepted, 1 / tally.clients),
-        )
-        control = {name: value + moved[name] for name, value in memory.arrays["control"].items()}
-        # a mean of honest steps is no longer than one: whoever adds up round after round gets no further
-        shorter = min(1.0, tally.step / max(total_norm(control), 1e-300))
-        memory.arrays["control"] = {name: shorter * value for name, value in control.items()}
+        kept, own = memory.arrays["control"], memory.arrays.setdefault("controls", {})
+        for client, parcel in tally.accepted.items():
+            gain = parcel.arrays["control"]
+            summed = {
+                name: own[key] + gain[name] if (key := _key(client, name)) in own else gain[name] for name in kept
+            }
+            own |= {_key(client, name): value for name, value in _cut(summed, tally.step).items()}
+        whole = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in kept.items()}
+        for key, value in own.items():
+            whole[_name(key)] += value.double()
+        memory.arrays["control"] = {name: (whole[name] / tally.clients).to(value) for name, value in kept.items()}
+
+
+def _key(client: str, name: str) -> str:
+    """Where the server keeps a client's variate of a parameter."""
+    return f"{client}/{name}"
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _cut(arrays: Mapping[str, Tensor], most: float) -> Arrays:
+    """The same direction, at most so long."""
+    shorter = min(1.0, most / max(total_norm(arrays), 1e-300))
+    return {name: shorter * value for name, value in arrays.items()}
 
 
 def _zeros(weights: Mapping[str, Tensor]) -> Arrays:
