@@ -35,8 +35,8 @@ SKEWED = ("fedavg", "scaffold", "fedprox", "moon", "fedlrs", "pfa", "fedpdp", "f
 FAIR = (("fedavg", {}), ("q-ffl", {"q": 1.0}), ("fedfdp", {"fair": 0.01}), ("fedfdp", {"fair": 0.1}))
 SIGMAS = (4.0, 6.0, 8.0, 10.0)
 CONTRAST = 0.1
-"""Weight of MOON's contrastive loss, which the paper does not print: the least that MOON's authors tried. With 1 it learns
-nothing on clients of one class (10 %)."""
+"""Weight of MOON's contrastive loss, which is not printed: the least that its authors tried. With 1, the one in the
+middle, it learns nothing from clients of one class (10 %)."""
 JOINT = 2.0 / UpdateAndLoss(2.5).joint(1.0)
 """Updates with 2 and losses with 5 on one batch, as FedFDP has them. The others get the same, for the same epsilon."""
 
