@@ -120,7 +120,7 @@ def test_bytes_are_counted_both_ways_and_public_records_travel_once():
     server, clients = federation(fedpcdp(PUBLIC, 5), rounds=3)
     first, second, third = run(server, clients)
     assert first.bytes_down - second.bytes_down == 3 * (12 * 4 * 4 + 12 * 8)
-    assert second.bytes_down == third.bytes_down == 3 * (whole + 16 * 4 + 5 * 8)
+    assert second.bytes_down == third.bytes_down == 3 * (whole + 16 * 4 + 6 * 8)
     assert first.bytes_up == 3 * (4 * (5 + 5 + 5 + 3) + 16)
     server, clients = federation(fedavg(), rounds=1)
     assert run(server, clients)[0].bytes_up == 3 * (whole + 16)

@@ -70,4 +70,4 @@ def test_traffic_is_that_of_clients_that_were_asked():
     federation.server.members["client-1"].affordable = 1
     rows = list(rounds(federation.server, InProcess(federation.clients)))
     assert [(row["asked"], row["accepted"], row["refused"]) for row in rows] == [(3, 3, 0), *[(2, 2, 1)] * 3]
-    assert "| fedavg | 2,632 | 2,616 |" in traffic(federation, rows)
+    assert "| fedavg | 2,640 | 2,616 |" in traffic(federation, rows)

@@ -241,7 +241,7 @@ def test_optimizers_schedulers_and_validation_sets_that_cannot_work_are_named_fi
     with pytest.raises(SettingError, match="ReduceLROnPlateau"):
         trainer(model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
     one = trainer()
-    with pytest.raises(TypeError, match="validation holds 1 tensors"):
+    with pytest.raises(TypeError, match="validation holds 1 things"):
         one.fit(records(), validation=(records()[0],))
     assert one.account.steps == 0
 

@@ -203,7 +203,7 @@ def build_client(
 def _made_up(source: Source, device: torch.device, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     """A few records of the right shape that nobody has."""
     inputs = SeededNoise(0).normal(count * math.prod(source.input_shape)).reshape(count, *source.input_shape)
-    targets = torch.arange(count) % max(1, source.classes)
+    targets = torch.arange(count) % max(2, source.classes)
     return inputs.to(device, source.train.inputs.dtype), targets.to(device, source.train.targets.dtype)
 
 

@@ -47,6 +47,15 @@ def few(loader: Loader, order: Tensor) -> tuple[Any, Any]:
     return inputs, targets
 
 
+def enough(inputs: Any, targets: Any) -> bool:
+    """Whether records can show a dependence of any kind: one alone, or with targets that are all alike, hides much.
+
+    >>> enough(torch.zeros(3, 1), torch.tensor([0, 0, 1])), enough(torch.zeros(3, 1), torch.tensor([1, 1, 1]))
+    (True, False)
+    """
+    return batch_size(inputs) > 1 and bool(unlike(targets, 0).any())
+
+
 def unlike(targets: Any, position: int) -> Tensor:
     """Which records have another target than the one at a position, (B,).
 

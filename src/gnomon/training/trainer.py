@@ -27,7 +27,7 @@ from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.evaluate import evaluate
-from gnomon.training.independence import few, refuse_dependence, unlike
+from gnomon.training.independence import enough, few, refuse_dependence
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -405,8 +405,8 @@ class Trainer:
         return used
 
     def _some(self, loader: Loader) -> tuple[Any, Any]:
-        """A few records to check: the example, unless one record is all that it has."""
-        if self._example is not None and batch_size(self._example[0]) > 1:
+        """A few records to check: the example, unless it shows too little."""
+        if self._example is not None and enough(*self._example):
             return self._example
         return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
 
@@ -441,7 +441,7 @@ class Trainer:
 
     def _check_independence(self, inputs: Any, targets: Any) -> None:
         refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
-        self._independent = batch_size(inputs) > 1 and bool(unlike(targets, 0).any())  # alone, or alike, they hide much
+        self._independent = enough(inputs, targets)
 
     def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {
