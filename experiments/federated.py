@@ -34,9 +34,6 @@ IID = ("fedavg", "fedprox", "fedlrs", "fedpdp", "fedpcdp")
 SKEWED = ("fedavg", "scaffold", "fedprox", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp")
 FAIR = (("fedavg", {}), ("q-ffl", {"q": 1.0}), ("fedfdp", {"fair": 0.01}), ("fedfdp", {"fair": 0.1}))
 SIGMAS = (4.0, 6.0, 8.0, 10.0)
-CONTRAST = 0.1
-"""Weight of MOON's contrastive loss, which is not printed: the least that its authors tried. With 1, the one in the
-middle, it learns nothing from clients of one class (10 %)."""
 JOINT = 2.0 / UpdateAndLoss(2.5).joint(1.0)
 """Updates with 2 and losses with 5 on one batch, as FedFDP has them. The others get the same, for the same epsilon."""
 
@@ -84,8 +81,6 @@ def base(args: argparse.Namespace, data: str, seed: int) -> FederateConfig:
 def named(config: FederateConfig, method: str, sigma: float) -> FederateConfig:
     """A method at a noise level. FedLRS's pull begins where a round without noise could end; that is not printed."""
     config = dataclasses.replace(config, method=method, noise_multiplier=sigma)
-    if method == "moon":
-        return dataclasses.replace(config, contrast=CONTRAST)
     if method != "fedlrs":
         return config
     reach = config.steps_per_round * config.lr * config.max_grad_norm
