@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gnomon.cells import kept_cells
@@ -73,9 +73,13 @@ def measured(name: str) -> str:
     return study(STUDIES[name]) if name in STUDIES else table(name)
 
 
-def written(page: str) -> str:
-    """The page with all its blocks made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{measured(found[2]).strip()}\n\n{found[3]}", page)
+def written(page: str, but: Collection[str] = ()) -> str:
+    """The page with its blocks made anew, but for some of them."""
+
+    def block(found: re.Match[str]) -> str:
+        return found[0] if found[2] in but else f"{found[1]}\n{measured(found[2]).strip()}\n\n{found[3]}"
+
+    return BLOCK.sub(block, page)
 
 
 def main() -> None:
