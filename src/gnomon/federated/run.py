@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from gnomon.building import CLASSES_COUNTED, is_own
 from gnomon.config import read_yaml
+from gnomon.federated.answered import ANSWERED
 from gnomon.federated.entries import LEDGER, Entries
 from gnomon.federated.kept import ASKED, METRICS, RECORDS, STATE, KeptFolder, marks, state_of, terms
 from gnomon.federated.parcel import Arrays, array_bytes
@@ -35,7 +36,7 @@ from gnomon.training.watch import Record
 from gnomon.validate import whole
 
 REFUSED = "refused.jsonl"
-FILES = (STATE, ASKED, RECORDS, REFUSED, LEDGER, "bytes.md")
+FILES = (STATE, ASKED, ANSWERED, RECORDS, REFUSED, LEDGER, "bytes.md")
 COUNTED = "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
 ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
 
