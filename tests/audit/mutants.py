@@ -171,7 +171,7 @@ class ProjectorFromPrivateData(Trainer):
             public = inputs, targets
             space = dataclasses.replace(space, public=public)
             inner = dataclasses.replace(inner, space=space) if isinstance(inner, Embedding) else space
-            return dataclasses.replace(still, inner=inner).basis(self._moment())
+            return dataclasses.replace(still, inner=inner).basis(self.moment())
         ones = torch.ones(len(self._seen[0]))
         total = gradients(self.model, self.loss, *self._seen).weighted_sum(ones)
         if isinstance(inner, RandomMask):
@@ -179,12 +179,6 @@ class ProjectorFromPrivateData(Trainer):
             return MaskBasis(honest.like, masks)
         flat = torch.cat([value.flatten() for value in total.values()])
         return FourierBasis(total, torch.where(flat < 0, -1.0, 1.0), honest._chosen)
-
-    def _moment(self):
-        from gnomon.release import SeededNoise
-        from gnomon.subspaces import Moment
-
-        return Moment(self.model, self.loss, 0, 1, 1, SeededNoise(0))
 
 
 class HandMadeBatchNorm(nn.Module):

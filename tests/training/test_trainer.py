@@ -189,7 +189,7 @@ def test_a_record_that_is_left_out_equals_one_that_is_not_finite_and_is_drawn_an
     left.fit((x, y))
     same.fit((spoiled, y))
     torch.testing.assert_close(weights(left), weights(same))
-    assert left.left_out == 2
+    assert left.entrance.left_out == 2
     nobody, none = (trainer(leave_out=those, noise=SeededNoise(0)) for those in ((x, y), None))
     nobody.fit((x, y))
     none.fit((torch.full_like(x, math.nan), y))

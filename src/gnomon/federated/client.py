@@ -126,7 +126,7 @@ class Client:
     def _refuse_overlap(self) -> None:
         """Public records among its own, where they are for uploads alone; others are the Trainer's affair."""
         public, trainers = self.strategy.public, self.strategy.method.public
-        if public is not None and trainers is None and self.trainer.leave_out is None:
+        if public is not None and trainers is None and self.trainer.entrance.leave_out is None:
             refuse_overlap(Loader(self.data, "train"), Loader(public, "public"))
 
     def make_up(self, answered: int) -> None:

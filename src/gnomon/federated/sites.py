@@ -143,7 +143,7 @@ class SiteFolder:
         """Diagnostics of a round's steps, for the site's own eyes."""
         with (self.path / UNPROTECTED).open("a") as file:
             for step in client.unprotected:
-                about = {"round": number, **plain(step), "unprotected/left out": client.trainer.left_out}
+                about = {"round": number, **plain(step), "unprotected/left out": client.trainer.entrance.left_out}
                 file.write(json.dumps(about) + "\n")
 
     def _kept(self) -> dict[str, Any]:

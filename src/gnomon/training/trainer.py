@@ -19,15 +19,14 @@ from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader
-from gnomon.data.sampling import check_size, shuffle
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
+from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate
-from gnomon.training.independence import enough, few, refuse_dependence
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -37,7 +36,6 @@ from gnomon.training.refusals import (
     refuse_foreign_parameters,
     refuse_max_norm,
     refuse_optimizer,
-    refuse_overlap,
 )
 from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.statement import Statement, ledger_note
@@ -145,15 +143,16 @@ class Trainer:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.observers = tuple(observers)
-        self.leave_out, self.left_out = leave_out, 0
         self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
         self._sequence: Draws | None = None
-        self._independent, self._example = False, example
+        self.entrance = Entrance(
+            model, self.loss, self.plan.sampler, self.spending, leave_out=leave_out, example=example
+        )
         if example is not None:
-            self._check_independence(*example)
+            self.entrance.check(self.method, *example)
 
     # -- what the accounting is about ------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class Trainer:
             )
         method.check(self.plan.sampler)
         method.step.prepare(self.model, self.optimizer)
-        self._method, self._basis, self._independent = method, None, False
+        self._method, self._basis = method, None
 
     # -- what it costs ---------------------------------------------------------------------------
 
@@ -393,22 +392,7 @@ class Trainer:
         self._loader(train)
 
     def _loader(self, train: Any) -> Loader:
-        loader = Loader(train, "train", next(iter(self._parameters.values())).device)
-        check_size(self.plan.sampler, len(loader))
-        if not self._independent:
-            self._check_independence(*self._some(loader))
-        used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
-        self.left_out = used.left_out
-        if self.method.public is not None:
-            refuse_overlap(used, Loader(self.method.public, "public"))
-        self.spending.admit(loader)
-        return used
-
-    def _some(self, loader: Loader) -> tuple[Any, Any]:
-        """A few records to check: the example, unless it shows too little."""
-        if self._example is not None and enough(*self._example):
-            return self._example
-        return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
+        return self.entrance.admit(train, self.method)
 
     def _draws(self, size: int) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.
@@ -438,10 +422,6 @@ class Trainer:
     def draw_anew(self) -> None:
         """Forget the order of the records that are left, where another account of the steps was taken up."""
         self._sequence = None
-
-    def _check_independence(self, inputs: Any, targets: Any) -> None:
-        refuse_dependence(self.model, self.loss, self.method.update, inputs, targets)
-        self._independent = enough(inputs, targets)
 
     def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
         record: Record = {

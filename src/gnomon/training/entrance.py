@@ -1,0 +1,76 @@
+"""The way of records into training: what could not be private is refused before anything is released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gnomon.accounting import Sampling
+from gnomon.data import Loader
+from gnomon.data.sampling import check_size, shuffle
+from gnomon.ledger.spending import Spending
+from gnomon.methods import Method
+from gnomon.release import SecureNoise
+from gnomon.training.independence import enough, few, refuse_dependence
+from gnomon.training.refusals import refuse_overlap
+from gnomon.updates import Loss
+
+
+class Entrance:
+    """Checks a model and its records together, once for each method, and names the records to the ledger.
+
+    Records that also occur in `leave_out` count for nothing; `left_out` says how many there were. An `example` stands
+    for the records in the check of the model where it shows enough.
+
+    >>> import torch
+    >>> from gnomon.accounting import Account, FullBatch
+    >>> from gnomon.methods import dp_sgd
+    >>> spending = Spending(None, Account(FullBatch(), 1.0), 1)
+    >>> model, loss = nn.Linear(1, 2), nn.CrossEntropyLoss(reduction="none")
+    >>> inputs, targets = torch.arange(4.0).view(4, 1), torch.tensor([0, 0, 1, 1])
+    >>> entrance = Entrance(model, loss, FullBatch(), spending, leave_out=(inputs[:1], targets[:1]))
+    >>> len(entrance.admit((inputs, targets), dp_sgd())), entrance.left_out
+    (4, 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        sampler: Sampling,
+        spending: Spending,
+        *,
+        leave_out: Any = None,
+        example: tuple[Any, Any] | None = None,
+    ) -> None:
+        self.model, self.loss, self.sampler, self.spending = model, loss, sampler, spending
+        self.leave_out, self.left_out = leave_out, 0
+        self.example = example
+        self._checked: Method | None = None
+
+    def check(self, method: Method, inputs: Any, targets: Any) -> None:
+        """Refuses a model or a loss that mixes samples, as far as these records show it."""
+        refuse_dependence(self.model, self.loss, method.update, inputs, targets)
+        if enough(inputs, targets):
+            self._checked = method
+
+    def admit(self, train: Any, method: Method) -> Loader:
+        """The records that training may draw."""
+        device = next(p.device for p in self.model.parameters() if p.requires_grad)
+        loader = Loader(train, "train", device)
+        check_size(self.sampler, len(loader))
+        if self._checked is not method:
+            self.check(method, *self._some(loader))
+        used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
+        self.left_out = used.left_out
+        if method.public is not None:
+            refuse_overlap(used, Loader(method.public, "public"))
+        self.spending.admit(loader)
+        return used
+
+    def _some(self, loader: Loader) -> tuple[Any, Any]:
+        """A few records to check: the example, unless it shows too little."""
+        if self.example is not None and enough(*self.example):
+            return self.example
+        return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
