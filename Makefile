@@ -41,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/gnomon report runs/demo-compare runs/demo --out runs/demo-report.html
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 40 --doctest-modules src tests
 
 soak: $(STAMP)
 	mkdir -p runs
