@@ -11,7 +11,7 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, parts, probe_loss
 from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
-from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import PublicEigenspace
 from tests.audit import mutants
@@ -32,6 +32,7 @@ def families(data, rank: int):
         "pcdp": pcdp(data, rank),
         "pcdp per tensor": pcdp(data, rank // 2, per_tensor=True),
         "rpdp": rpdp(rank),
+        "rpcdp": rpcdp(rank),
         "rsdp": rsdp(0.3),
         "gep": gep(data, rank // 2),
         "automatic": dp_sgd(Automatic()),
@@ -46,7 +47,17 @@ def families(data, rank: int):
 
 
 FAMILIES = families(public(80, SIZE), RANK)
-SUBSPACES = ["pdp", "pcdp", "pcdp per tensor", "rpdp", "rsdp", "gep", "pcdp automatic", "local steps in a subspace"]
+SUBSPACES = [
+    "pdp",
+    "pcdp",
+    "pcdp per tensor",
+    "rpdp",
+    "rpcdp",
+    "rsdp",
+    "gep",
+    "pcdp automatic",
+    "local steps in a subspace",
+]
 
 
 def trainer_of(method, model, loss, kind: type[Trainer] = Trainer) -> Trainer:

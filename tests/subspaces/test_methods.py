@@ -12,7 +12,7 @@ from torch import nn
 
 import gnomon
 from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
-from gnomon.methods import Method, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods import Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import SeededNoise
 from gnomon.release.door import lengths
 from gnomon.subspaces import Moment, PublicEigenspace, RandomMask, RandomProjection
@@ -195,7 +195,7 @@ def every_method(public):
         "pcdp": lambda clip: pcdp(public, 4, clip),
         "pcdp per tensor": lambda clip: pcdp(public, 4, clip, per_tensor=True),
         "rpdp": lambda clip: rpdp(10, clip=clip),
-        "rpdp before": lambda clip: Method("own", subspace=RandomProjection(10), clip=clip),
+        "rpcdp": lambda clip: rpcdp(10, clip=clip),
         "rsdp": lambda clip: rsdp(0.4, clip=clip),
         "gep": lambda clip: gep(public, 4, clip=clip),
         "pre-noise": lambda clip: pcdp(public, 4, clip, pre_noise=0.5),

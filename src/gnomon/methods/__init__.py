@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gnomon.methods.compressed import comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
 from gnomon.methods.local import dp_lsgd
 from gnomon.methods.method import LocalSteps, Method, Update
-from gnomon.methods.projected import dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods.projected import dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 
 __all__ = [
     "METHODS",
@@ -27,6 +27,7 @@ __all__ = [
     "gep",
     "pcdp",
     "pdp",
+    "rpcdp",
     "rpdp",
     "rsdp",
 ]
@@ -36,6 +37,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "pdp": pdp,
     "pcdp": pcdp,
     "rpdp": rpdp,
+    "rpcdp": rpcdp,
     "rsdp": rsdp,
     "gep": gep,
     "dp-lsgd": dp_lsgd,

@@ -82,6 +82,18 @@ def rpdp(
     return Method("rpdp", subspace=space, project="after", clip=clip or Flat(), pre_noise=pre_noise)
 
 
+def rpcdp(
+    rank: int = 800, redraw: bool = True, clip: ClipRule | None = None, pre_noise: float = 0.0, start: int = 0
+) -> Method:
+    """As PCDP-SGD with a random subspace: projected before clipping, which is what some published RPDP-SGD looks like.
+
+    >>> rpcdp(rank=10).describe()
+    'rpcdp: gradient, random projection, rank 10, projected before clipping, flat clipping'
+    """
+    space = RandomProjection(rank, redraw, start)
+    return Method("rpcdp", subspace=space, clip=clip or Flat(), pre_noise=pre_noise)
+
+
 def rsdp(rate: float = 0.3, cooling: bool = False, clip: ClipRule | None = None, pre_noise: float = 0.0) -> Method:
     """RSDP-SGD (Zhu and Blaschko, "Improving DP-SGD via Randomly Sparsified Gradients", 2023).
 

@@ -64,8 +64,8 @@ class FourierBasis:
         self.like = {COORDINATES: first.new_zeros(len(chosen))}
 
     def coordinates(self, updates: Updates) -> Updates:
-        values = fourier(updates.dense() * self._signs)[:, self._chosen]
-        return in_coordinates(values, updates.losses)
+        values = fourier(updates.dense() * self._signs, self._chosen)
+        return in_coordinates(values, updates.losses, updates.ceilings_by_parameter().square().sum(1))
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         full = vector[COORDINATES].new_zeros(1, len(self._signs))
@@ -91,18 +91,26 @@ def distinct(count: int, size: int, randomness: NoiseSource) -> Tensor:
     return found[shuffle(len(found), randomness)[:count]]
 
 
-def fourier(rows: Tensor) -> Tensor:
-    """The real Fourier transform of each row as an orthogonal map: p numbers in, p numbers out.
+def fourier(rows: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """The real Fourier transform of each row as an orthogonal map: p numbers in, p numbers out, or the chosen ones.
 
     >>> x = torch.randn(2, 5, dtype=torch.float64)
     >>> torch.allclose(fourier(x).norm(dim=1), x.norm(dim=1)), torch.allclose(inverse_fourier(fourier(x)), x)
     (True, True)
+    >>> torch.equal(fourier(x, torch.tensor([3, 0])), fourier(x)[:, [3, 0]])
+    True
     """
     size = rows.shape[1]
-    found = torch.fft.rfft(rows, norm="ortho")
-    inner = found[:, 1 : (size + 1) // 2] * 2**0.5
-    ends = found[:, :1].real if size % 2 else found[:, [0, size // 2]].real
-    return torch.cat([ends, inner.real, inner.imag], 1)
+    places = torch.arange(size, device=rows.device) if chosen is None else chosen
+    if not len(rows):  # some FFT libraries refuse to transform nothing
+        return rows.new_zeros(0, len(places))
+    ends, count = 2 - size % 2, (size - 1) // 2  # the first and, of an even number, the middle one are real
+    inner = (places - ends) % max(count, 1) + 1
+    frequency = torch.where(places < ends, places * (size // 2), inner)
+    imaginary = places >= ends + count
+    parts = torch.view_as_real(torch.fft.rfft(rows, norm="ortho")).flatten(1)
+    weights = rows.new_tensor([1.0, 2**0.5])[(places >= ends).long()]
+    return parts[:, 2 * frequency + imaginary] * weights
 
 
 def inverse_fourier(rows: Tensor) -> Tensor:
