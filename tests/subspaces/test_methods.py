@@ -196,6 +196,7 @@ def every_method(public):
         "pcdp per tensor": lambda clip: pcdp(public, 4, clip, per_tensor=True),
         "rpdp": lambda clip: rpdp(10, clip=clip),
         "rpcdp": lambda clip: rpcdp(10, clip=clip),
+        "rpcdp per tensor": lambda clip: rpcdp(5, clip=clip, per_tensor=True),
         "rsdp": lambda clip: rsdp(0.4, clip=clip),
         "gep": lambda clip: gep(public, 4, clip=clip),
         "pre-noise": lambda clip: pcdp(public, 4, clip, pre_noise=0.5),
@@ -204,7 +205,7 @@ def every_method(public):
     return [(f"{n}, {c.name}", make(c)) for (n, make), c in itertools.product(spaces.items(), clips)]
 
 
-@pytest.mark.parametrize("index", range(36))
+@pytest.mark.parametrize("index", range(40))
 def test_neighbouring_batches_move_the_release_by_at_most_the_bound(index):
     model, (x, y), public = setting("mlp")
     name, method = every_method(public)[index]
@@ -221,7 +222,7 @@ def test_neighbouring_batches_move_the_release_by_at_most_the_bound(index):
     assert (moved[0] - moved[1]).norm() <= 0.05 * scale * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("index", range(36))
+@pytest.mark.parametrize("index", range(40))
 def test_every_combination_trains_with_noise(index):
     model, private, public = setting("mlp")
     _, method = every_method(public)[index]
@@ -400,6 +401,17 @@ def test_a_random_projection_keeps_its_share_of_a_vector_and_is_idempotent():
     torch.testing.assert_close(gnomon.subspaces.projected(basis, once), once)
     share = once["weight"].norm() ** 2 / vector["weight"].norm() ** 2
     assert 0.06 < share < 0.2  # about 100 / 800
+
+
+def test_a_random_projection_of_each_tensor_leaves_small_ones_whole():
+    model = nn.Linear(40, 20).to(D)
+    basis = RandomProjection(100, per_tensor=True).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+    assert {name: value.numel() for name, value in basis.like.items()} == {"weight": 100, "bias": 20}
+    vector = {"weight": torch.randn(20, 40, dtype=D), "bias": torch.randn(20, dtype=D)}
+    once = gnomon.subspaces.projected(basis, vector)
+    torch.testing.assert_close(gnomon.subspaces.projected(basis, once), once)
+    torch.testing.assert_close(once["bias"], vector["bias"])
+    assert 0.06 < once["weight"].norm() ** 2 / vector["weight"].norm() ** 2 < 0.2  # about 100 / 800
 
 
 def test_the_mask_is_common_drawn_by_chance_and_cools():

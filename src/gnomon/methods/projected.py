@@ -71,26 +71,36 @@ def pcdp(
 
 
 def rpdp(
-    rank: int = 800, redraw: bool = True, clip: ClipRule | None = None, pre_noise: float = 0.0, start: int = 0
+    rank: int = 800,
+    redraw: bool = True,
+    clip: ClipRule | None = None,
+    pre_noise: float = 0.0,
+    start: int = 0,
+    per_tensor: bool = False,
 ) -> Method:
     """RPDP-SGD: as PDP-SGD with a random subspace, the baseline of both projection papers.
 
     >>> rpdp(rank=10).describe()
     'rpdp: gradient, random projection, rank 10, projected after clipping, flat clipping'
     """
-    space = RandomProjection(rank, redraw, start)
+    space = RandomProjection(rank, redraw, start, per_tensor)
     return Method("rpdp", subspace=space, project="after", clip=clip or Flat(), pre_noise=pre_noise)
 
 
 def rpcdp(
-    rank: int = 800, redraw: bool = True, clip: ClipRule | None = None, pre_noise: float = 0.0, start: int = 0
+    rank: int = 800,
+    redraw: bool = True,
+    clip: ClipRule | None = None,
+    pre_noise: float = 0.0,
+    start: int = 0,
+    per_tensor: bool = False,
 ) -> Method:
     """As PCDP-SGD with a random subspace: projected before clipping, which is what some published RPDP-SGD looks like.
 
     >>> rpcdp(rank=10).describe()
     'rpcdp: gradient, random projection, rank 10, projected before clipping, flat clipping'
     """
-    space = RandomProjection(rank, redraw, start)
+    space = RandomProjection(rank, redraw, start, per_tensor)
     return Method("rpcdp", subspace=space, clip=clip or Flat(), pre_noise=pre_noise)
 
 

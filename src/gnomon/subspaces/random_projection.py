@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from gnomon.release import NoiseSource
 from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
 from gnomon.updates import Updates
 
+V = TypeVar("V")
+
 
 @dataclass(frozen=True)
 class RandomProjection:
@@ -21,15 +24,17 @@ class RandomProjection:
 
     The directions are exactly orthonormal and cost O(p log p), where a Gaussian matrix with QR costs
     O(p rank^2). They are drawn from public randomness, anew each step or, with `redraw=False`, once.
-    `start` is the first epoch that projects, counted from 0.
+    `start` is the first epoch that projects, counted from 0. With `per_tensor` every parameter tensor has `rank`
+    directions of its own, and tensors no larger than that stay whole.
 
-    >>> RandomProjection(800).name
-    'random projection, rank 800'
+    >>> RandomProjection(800, per_tensor=True).name
+    'random projection, rank 800, per tensor'
     """
 
     rank: int = 800
     redraw: bool = True
     start: int = 0
+    per_tensor: bool = False
 
     def __post_init__(self) -> None:
         validate.whole("rank", self.rank)
@@ -37,7 +42,7 @@ class RandomProjection:
 
     @property
     def name(self) -> str:
-        extra = "" if self.redraw else ", fixed"
+        extra = (", per tensor" if self.per_tensor else "") + ("" if self.redraw else ", fixed")
         return f"random projection, rank {self.rank}{extra}" + (f", from epoch {self.start}" if self.start else "")
 
     def key(self, moment: Moment) -> Hashable:
@@ -48,10 +53,21 @@ class RandomProjection:
     def basis(self, moment: Moment) -> Basis:
         if moment.step < self.start * moment.steps_per_epoch:
             return AmbientBasis(moment.like)
-        size = sum(p.numel() for p in moment.like.values())
-        signs = torch.where(moment.randomness.uniform(size) < 0.5, -1.0, 1.0)
-        chosen = distinct(min(self.rank, size), size, moment.randomness)
-        return FourierBasis(moment.like, signs, chosen)
+        if not self.per_tensor:
+            return self._drawn(moment.like, moment.randomness)
+        alone = {name: {name: p} for name, p in moment.like.items()}
+        return TensorParts(
+            {
+                name: AmbientBasis(like) if like[name].numel() <= self.rank else self._drawn(like, moment.randomness)
+                for name, like in alone.items()
+            }
+        )
+
+    def _drawn(self, like: Mapping[str, Tensor], randomness: NoiseSource) -> FourierBasis:
+        """A basis for these parameters together."""
+        size = sum(p.numel() for p in like.values())
+        signs = torch.where(randomness.uniform(size) < 0.5, -1.0, 1.0)
+        return FourierBasis(like, signs, distinct(min(self.rank, size), size, randomness))
 
 
 class FourierBasis:
@@ -73,6 +89,32 @@ class FourierBasis:
         flat = inverse_fourier(full)[0] * self._signs
         parts = flat.split([shape.numel() for shape in self._shapes.values()])
         return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+class TensorParts:
+    """A basis for each parameter tensor, side by side."""
+
+    def __init__(self, parts: Mapping[str, Basis]) -> None:
+        self._parts = parts
+        self.like = {name: _only(part.like) for name, part in parts.items()}
+
+    def coordinates(self, updates: Updates) -> Updates:
+        seen = {
+            name: part.coordinates(Updates({name: updates.leaves[name]}, updates.losses))
+            for name, part in self._parts.items()
+        }
+        return Updates({name: _only(one.leaves) for name, one in seen.items()}, updates.losses)
+
+    def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        lifted: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            lifted |= part.lift({next(iter(part.like)): vector[name]})
+        return lifted
+
+
+def _only(values: Mapping[str, V]) -> V:
+    (one,) = values.values()
+    return one
 
 
 def distinct(count: int, size: int, randomness: NoiseSource) -> Tensor:
