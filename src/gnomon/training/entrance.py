@@ -18,7 +18,7 @@ from gnomon.updates import Loss
 
 
 class Entrance:
-    """Checks a model and its records together, once for each method, and names the records to the ledger.
+    """Checks a model and its records together, once for each method and loss, and names the records to the ledger.
 
     Records that also occur in `leave_out` count for nothing; `left_out` says how many there were. An `example` stands
     for the records in the check of the model where it shows enough.
@@ -29,39 +29,38 @@ class Entrance:
     >>> spending = Spending(None, Account(FullBatch(), 1.0), 1)
     >>> model, loss = nn.Linear(1, 2), nn.CrossEntropyLoss(reduction="none")
     >>> inputs, targets = torch.arange(4.0).view(4, 1), torch.tensor([0, 0, 1, 1])
-    >>> entrance = Entrance(model, loss, FullBatch(), spending, leave_out=(inputs[:1], targets[:1]))
-    >>> len(entrance.admit((inputs, targets), dp_sgd())), entrance.left_out
+    >>> entrance = Entrance(model, FullBatch(), spending, leave_out=(inputs[:1], targets[:1]))
+    >>> len(entrance.admit((inputs, targets), dp_sgd(), loss)), entrance.left_out
     (4, 1)
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
         sampler: Sampling,
         spending: Spending,
         *,
         leave_out: Any = None,
         example: tuple[Any, Any] | None = None,
     ) -> None:
-        self.model, self.loss, self.sampler, self.spending = model, loss, sampler, spending
+        self.model, self.sampler, self.spending = model, sampler, spending
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
-        self._checked: Method | None = None
+        self._checked: tuple[Method, Loss] | None = None
 
-    def check(self, method: Method, inputs: Any, targets: Any) -> None:
+    def check(self, method: Method, loss: Loss, inputs: Any, targets: Any) -> None:
         """Refuses a model or a loss that mixes samples, as far as these records show it."""
-        refuse_dependence(self.model, self.loss, method.update, inputs, targets)
+        refuse_dependence(self.model, loss, method.update, inputs, targets)
         if enough(inputs, targets):
-            self._checked = method
+            self._checked = method, loss
 
-    def admit(self, train: Any, method: Method) -> Loader:
+    def admit(self, train: Any, method: Method, loss: Loss) -> Loader:
         """The records that training may draw."""
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
-        if self._checked is not method:
-            self.check(method, *self._some(loader))
+        if self._checked is None or self._checked[0] is not method or self._checked[1] is not loss:
+            self.check(method, loss, *self._some(loader))
         used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
         self.left_out = used.left_out
         if method.public is not None:

@@ -148,11 +148,9 @@ class Trainer:
         self._basis: tuple[Hashable, Basis] | None = None
         self._drawn = 0
         self._sequence: Draws | None = None
-        self.entrance = Entrance(
-            model, self.loss, self.plan.sampler, self.spending, leave_out=leave_out, example=example
-        )
+        self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
         if example is not None:
-            self.entrance.check(self.method, *example)
+            self.entrance.check(self.method, self.loss, *example)
 
     # -- what the accounting is about ------------------------------------------------------------
 
@@ -392,7 +390,7 @@ class Trainer:
         self._loader(train)
 
     def _loader(self, train: Any) -> Loader:
-        return self.entrance.admit(train, self.method)
+        return self.entrance.admit(train, self.method, self.loss)
 
     def _draws(self, size: int) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.
