@@ -180,10 +180,9 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
 def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
     """How far the runs behind the numbers go.
 
-    >>> from gnomon.reproduce.files import read_experiment
-    >>> row = Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)
-    >>> caption(read_experiment("pcdp-table2"), [row])
-    '1 of 63 cells run, 1 seed each where 4 are planned.'
+    >>> table = Experiment("mine", "", "", {}, "noise-multiplier", (6.0, 10.0), 4, (Line("DP-SGD", "dp-sgd"),))
+    >>> caption(table, [Row("DP-SGD", 6.0, 91.91, 0.56, 90.3, None, 1, 1.18, 0.88, 7.0, 1.0)])
+    '1 of 2 cells run, 1 seed each where 4 are planned.'
     """
     planned, seeds = len(experiment.lines) * len(experiment.values), sorted({row.seeds for row in rows})
     counts = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
