@@ -88,6 +88,14 @@ def test_a_loss_that_compares_samples_is_refused():
         build(nn.Linear(4, 2), ranking).fit(data(4))
 
 
+def test_a_loss_put_in_the_place_of_one_that_passed_is_checked_as_well():
+    t = build(nn.Linear(4, 2), example=data(4))
+    t.loss = lambda outputs, targets: PER_SAMPLE(outputs - outputs.mean(0), targets)
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        t.fit(data(4))
+    assert t.account.steps == 0
+
+
 def test_buffers_that_a_forward_pass_changes_are_refused():
     class Counting(nn.Module):
         def __init__(self) -> None:
