@@ -64,24 +64,36 @@ def audited(path: Path) -> None:
     audit_scores(audit(trainer, progress=True), path)
 
 
-SHOWN = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public records alone")
-TABLES = {"projections.png": "pcdp-table2", "projections-fashion.png": "pcdp-table3"}
+MAIN_LINES = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public records alone")
+MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "projections.png": ("pcdp-table2", MAIN_LINES),
+    "projections-fashion.png": ("pcdp-table3", MAIN_LINES),
+    "pcdp-appendix-figure1.png": ("pcdp-appendix-figure1", ()),
+    "pcdp-figure2.png": ("pcdp-figure2", ()),
+    "pdp-figure1.png": ("pdp-figure1", ()),
+    "pdp-figure3-mnist.png": ("pdp-figure3-mnist", ()),
+    "pdp-figure3-fashion.png": ("pdp-figure3-fashion", ()),
+    "pdp-figure7.png": ("pdp-figure7", ()),
+}
+"""By file, the experiment whose picture it is and the lines that it shows, or () for all."""
 
 
-def projections(path: Path, results: Path, name: str) -> bool:
-    """Accuracy against epsilon of a table, measured and published, if its cells are there."""
-    table = read_experiment(name)
-    table = dataclasses.replace(table, lines=tuple(line for line in table.lines if line.name in SHOWN))
-    rows = done_rows(table, results)
+def measured(path: Path, results: Path, name: str, shown: tuple[str, ...]) -> bool:
+    """The picture of an experiment, if its cells are there."""
+    experiment = read_experiment(name)
+    if shown:
+        lines = tuple(line for line in experiment.lines if line.name in shown)
+        experiment = dataclasses.replace(experiment, lines=lines)
+    rows = done_rows(experiment, results)
     if rows:
-        pictures(table, rows)[0].figure.savefig(path, dpi=160)
+        pictures(experiment, rows)[0].figure.savefig(path, dpi=160)
     return bool(rows)
 
 
 def main() -> None:
-    for file, table in TABLES.items():
-        if not projections(HERE / file, HERE.parent.parent / "experiments" / "results", table):
-            print(f"{file} is left as it is: experiments/results has no cells of {table}")
+    for file, (name, shown) in MEASURED.items():
+        if not measured(HERE / file, HERE.parent.parent / "experiments" / "results", name, shown):
+            print(f"{file} is left as it is: experiments/results has no cells of {name}")
     pipeline(HERE / "pipeline.png")
     audited(HERE / "audit.png")
 
