@@ -68,6 +68,7 @@ MAIN_LINES = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public re
 MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
     "projections.png": ("pcdp-table2", MAIN_LINES),
     "projections-fashion.png": ("pcdp-table3", MAIN_LINES),
+    "dp-lsgd-figure1.png": ("dp-lsgd-figure1", ()),
     "pcdp-appendix-figure1.png": ("pcdp-appendix-figure1", ()),
     "pcdp-figure2.png": ("pcdp-figure2", ()),
     "pdp-figure1.png": ("pdp-figure1", ()),
