@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnomon import __version__
-from gnomon.commands import account, audit, compare, federate, ledger, methods, report, train
+from gnomon.commands import account, audit, compare, federate, ledger, methods, report, site, train
 from gnomon.commands.settings import INTERRUPTED
 from gnomon.memory import keep_memory
 
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_train(commands)
     compare.add_compare(commands)
     federate.add_federate(commands)
+    site.add_site(commands)
     report.add_report(commands)
     report.add_diagnose(commands)
     report.add_reproduce(commands)

@@ -128,11 +128,11 @@ class Deployment:
             node_key(self.place, name)
             if register:
                 self.flwr("supernode", "register", str(self.place / f"{name}.node.pub"), "test")
-        settings = " ".join(f'{key}="{value}"' for key, value in config.items())
+        settings = [part for key, value in config.items() for part in (f"--{key}", value)]
         self.start(
-            name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
-            str(self.place / "ca.crt"), "--auth-supernode-private-key", str(self.place / f"{name}.node"),
-            "--node-config", settings, "--port", str(free_port()),
+            name, "gnomon", "site", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
+            str(self.place / "ca.crt"), "--key", str(self.place / f"{name}.node"), "--port", str(free_port()),
+            *settings,
         )  # fmt: skip
 
     def flwr(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -143,11 +143,11 @@ class Deployment:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def run(self, **settings: str | float) -> None:
+    def run(self, app: Path = APP, **settings: str | float) -> None:
         given = " ".join(
             f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in settings.items()
         )
-        self.flwr("run", str(APP), "test", "--run-config", given)
+        self.flwr("run", str(app), "test", "--run-config", given)
 
     def supernode_again(self, name: str, config: dict[str, str]) -> None:
         """Start a node that was killed, until it stays: SuperLink turns it away until it has missed the old one."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gnomon.accounting import epsilon
 from gnomon.data import load
+from gnomon.federated.flower import REFUSED
+from gnomon.federated.node import PROGRAMS
 from gnomon.federated.refused import REASONS
 from gnomon.ledger import Ledger
 from tests.federated.deployment import Deployment
 
+STRANGER = Path(__file__).parent / "stranger"
 SITES = ("north", "south", "west")
 RECORDS = 400
 
@@ -70,9 +74,13 @@ def test_three_sites_train_over_tls_and_a_stranger_stays_outside(tmp_path):
         deployment.run(federation=str(place.agreed), out=str(place.out), deadline=300.0)
         deployment.wait_for((place.out / "statement.json").exists, 400, "the run")
         deployment.wait_for(lambda: deployment.status() == "finished:completed", 60, "the end of the run")
+        loot = tmp_path / "loot.json"
+        deployment.run(STRANGER, loot=str(loot))
+        deployment.wait_for(loot.exists, 200, "the stranger's app")
     finally:
         deployment.stop_all()
 
+    assert json.loads(loot.read_text()) == 3 * [[REFUSED]], "sites run the installed Gnomon, whatever is sent"
     rows = place.rows()
     assert [row["accepted"] for row in rows] == [3, 3]
     assert rows[0]["bytes/down"] > rows[1]["bytes/down"] > rows[1]["bytes/up"], "public records travelled once"
@@ -85,7 +93,8 @@ def test_three_sites_train_over_tls_and_a_stranger_stays_outside(tmp_path):
         state = tmp_path / f"{name}-state"
         assert place.paid(name) == [6]
         assert f"{float(spent):.3f}" in (state / "statement.txt").read_text()
-    assert not (tmp_path / "stranger-state").exists(), "an unregistered key got no work"
+    kept = [path.name for path in (tmp_path / "stranger-state").iterdir()]
+    assert kept == [PROGRAMS], "an unregistered key got no work"
 
 
 @pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form, minutes: set GNOMON_SOAK=1")

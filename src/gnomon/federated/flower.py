@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.update(
-    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
-)  # before anything of Flower is imported
+from gnomon.federated.node import QUIET
+
+os.environ.update(QUIET)  # before anything of Flower is imported
 
 import numpy as np
 import torch

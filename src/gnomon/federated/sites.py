@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnomon.config import read_yaml
-from gnomon.data import Records, load
+from gnomon.data import Records, Source, load
 from gnomon.federated.by_name import PUBLIC, build_strategy
 from gnomon.federated.client import Client
 from gnomon.federated.entries import LEDGER, by_rounds, token
@@ -61,7 +61,12 @@ def read_federation(path: Path) -> tuple[FederateConfig, dict[str, Site]]:
         if set(fields) - {"records", "node"}:
             raise SettingError(f"sites.{name}", about, SITES)
         node = fields.get("node")
+        if node is not None and not str(node).isdecimal():
+            raise SettingError(f"sites.{name}.node", node, "the number that flwr supernode register printed")
         sites[str(name)] = Site(whole(f"sites.{name}", fields.get("records")), None if node is None else int(node))
+    pinned = [site.node for site in sites.values() if site.node is not None]
+    if twice := next((node for node in pinned if pinned.count(node) > 1), None):
+        raise SettingError("node", twice, "a node of its own for each site: two sites have this one")
     if values.get("clients", len(sites)) != len(sites):
         raise SettingError("clients", values["clients"], f"none: there are {len(sites)} sites")
     config = FederateConfig.from_dict(values | {"clients": len(sites)})
@@ -184,16 +189,9 @@ def answer(
     The round is paid for in the site's `ledger` (default: GNOMON_LEDGER, or a file of the user) before anything leaves
     the site, together with all other runs on the same records, or on the `dataset` of that name.
     """
-    if name not in sites:
-        raise SettingError("name", name, f"one of the sites {', '.join(sites)}")
     folder = SiteFolder(state)
     with folder.alone():
-        source = declared(config, load(data))
-        if source.counted:
-            allowed = (
-                "the number of classes in the agreed file, or in an array `classes` of the data: a site's own labels"
-            )
-            raise SettingError("classes", None, f"{allowed} must not decide it")
+        source = _records(config, sites, name, data)
         public = folder.public(parcel) if config.method in PUBLIC else source.train[:0]
         strategy = build_strategy(config, public)
         rounds = participations(config, sites)[name]
@@ -213,6 +211,23 @@ def answer(
         finally:
             book.shut()
         return reply
+
+
+def check_site(federation: Path, name: str, data: str) -> None:
+    """Refuses what would make every round of a site fail, before there is one. The errors are for the site's eyes."""
+    config, sites = read_federation(federation)
+    _records(config, sites, name, data)
+
+
+def _records(config: FederateConfig, sites: dict[str, Site], name: str, data: str) -> Source:
+    """A site's records, as the settings declare them."""
+    if name not in sites:
+        raise SettingError("name", name, f"one of the sites {', '.join(sites)}")
+    source = declared(config, load(data))
+    if source.counted:
+        allowed = "the number of classes in the agreed file, or in an array `classes` of the data: a site's own labels"
+        raise SettingError("classes", None, f"{allowed} must not decide it")
+    return source
 
 
 def torch_threads(count: int | None) -> None:

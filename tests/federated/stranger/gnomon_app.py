@@ -1,0 +1,31 @@
+"""What a server that does not follow the program could send: a client that gives away a site's records."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.train()
+def give(message, context):
+    """All records as they are."""
+    records = np.load(str(context.node_config["data"]).removeprefix("npz:"))["x_train"]
+    return Message(content=RecordDict({"loot": ArrayRecord({"x": Array(records)})}), reply_to=message)
+
+
+@server.main()
+def ask(grid, context):
+    """Asks every node, and writes down what came."""
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(1)
+    asked = [Message(content=RecordDict(), message_type="train", dst_node_id=node, group_id="1") for node in nodes]
+    answers = list(grid.send_and_receive(asked, timeout=200))
+    came = ["error" if one.has_error() else sorted(one.content.keys()) for one in answers]
+    Path(str(context.run_config["loot"])).write_text(json.dumps(came))

@@ -1,0 +1,119 @@
+"""A site's SuperNode runs the installed Gnomon, and is not started with what cannot work."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnomon.cli import main
+from gnomon.federated import node, site_process
+from gnomon.federated.sites import read_federation
+from gnomon.validate import SettingError
+
+AGREED = "method: fedavg\nnoise-multiplier: 2\nclasses: 2\nsites: {north: 480, south: 520}\n"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The files of a site, and its flags."""
+    (tmp_path / "federation.yaml").write_text(AGREED)
+    for name in ("ca.crt", "north.node"):
+        (tmp_path / name).write_text("")
+    x, y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "north.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    flags = {
+        "superlink": "localhost:1", "root-certificates": tmp_path / "ca.crt", "key": tmp_path / "north.node",
+        "name": "north", "data": f"npz:{tmp_path / 'north.npz'}", "federation": tmp_path / "federation.yaml",
+        "state": tmp_path / "state", "ledger": tmp_path / "ledger.sqlite",
+    }  # fmt: skip
+    return tmp_path, flags
+
+
+def words(flags) -> list[str]:
+    return ["site", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+
+
+def test_a_site_starts_flower_with_programs_of_its_own(site, monkeypatch):
+    place, flags = site
+    started = []
+    monkeypatch.setattr("os.execve", lambda *given: started.append(given))
+    main(words(flags))
+    ((program, command, environment),) = started
+    assert program.endswith("flower-supernode")
+    assert 'name="north"' in command[command.index("--node-config") + 1]
+    assert environment["PATH"].split(":")[0] == str(place / "state" / "programs")
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"key": "nowhere"}, "key = 'nowhere'"),
+        ({"federation": "nowhere"}, "federation = 'nowhere'"),
+        ({"name": "west"}, "name = 'west'"),
+        ({"data": "npz:nowhere.npz"}, "nowhere.npz"),
+        ({"ledger": "none"}, "ledger = 'none'"),
+        ({"state": 'a"b'}, "without quotes"),
+    ],
+)
+def test_what_cannot_work_is_named_before_the_node_starts(site, change, named, monkeypatch, capsys):
+    place, flags = site
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
+    assert main(words(flags | change)) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", node.OTHERS)
+def test_other_kinds_of_tasks_end_at_once(name, tmp_path):
+    command = [node.write_programs(tmp_path) / name, "--token", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{name} is not run at a site\n")
+
+
+def test_a_process_of_a_site_takes_flower_s_flags(tmp_path):
+    """It is the installed Flower's own process, up to where it would load an app."""
+    command = [node.write_programs(tmp_path) / node.CLIENT, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--runtime-api-address" in done.stdout
+
+
+def test_every_program_that_flower_starts_for_a_task_is_known():
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    assert set(TASK_TYPE_TO_COMMAND.values()) == {node.CLIENT, *node.OTHERS}
+
+
+def test_a_flower_that_works_in_another_way_is_not_run(monkeypatch):
+    process = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    monkeypatch.setattr(process, "run_clientapp", lambda **_: pytest.fail("it was run"))
+    monkeypatch.delattr(process, "get_load_client_app_fn")
+    for name in ("install_from_fab", "install_app_dependencies", "get_project_dir"):
+        monkeypatch.setattr(process, name, getattr(process, name))  # to be put back
+    with pytest.raises(SystemExit, match="has no get_load_client_app_fn"):
+        site_process.run_installed()
+
+
+def test_another_version_of_flower_is_refused(monkeypatch):
+    monkeypatch.setattr(node, "version", lambda name: "1.42.0")
+    with pytest.raises(SettingError, match=r"flwr = '1.42.0'"):
+        node.supernode(superlink="", root_certificates=Path(), key=Path(), node={})
+
+
+@pytest.mark.parametrize(
+    ("sites", "named"),
+    [
+        ("{north: {records: 9, node: abc}}", "sites.north.node = 'abc'"),
+        ("{north: {records: 9, node: 5}, south: {records: 9, node: 5}}", "node = 5"),
+    ],
+)
+def test_nodes_that_are_none_or_have_two_sites_are_named(sites, named, tmp_path):
+    file = tmp_path / "federation.yaml"
+    file.write_text(f"method: fedavg\nnoise-multiplier: 2\nsites: {sites}\n")
+    with pytest.raises(SettingError, match=named):
+        read_federation(file)
