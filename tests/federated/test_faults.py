@@ -7,11 +7,15 @@ import math
 import pytest
 import torch
 
+from gnomon.data import load
 from gnomon.federated import Parcel, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
 from gnomon.federated.checks import check_arrays
 from gnomon.federated.memory import Memory
 from gnomon.federated.refused import REASONS
+from gnomon.federated.setup import build_client, build_server
 from gnomon.federated.simulate import RoundFailed
+from gnomon.federated_config import FederateConfig
+from gnomon.methods import pcdp
 from tests.federated.small import PUBLIC, federation, flat, run
 
 
@@ -123,13 +127,13 @@ def test_no_honest_answer_is_refused(make):
 def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_step():
     """It sends the same vector round after round; also across a save and a restart of the server."""
     server, clients = federation(scaffold(), clients=5, rounds=12, steps=1)
-    pushed = []
+    step, pushed = server.members["c1"].reach.step(server.dims), []
     for number in range(12):
         for name, parcel in server.begin().items():
             reply = clients[name].train(parcel)
             if name == "c1":
                 size = sum(v.numel() for v in reply.arrays["control"].values())
-                push = 1.99 * server.honest_step / size**0.5
+                push = step / size**0.5
                 reply.arrays["control"] = {n: torch.full_like(v, push) for n, v in reply.arrays["control"].items()}
             server.accept(name, reply)
         assert "c1" in server.end().accepted
@@ -138,8 +142,46 @@ def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_st
         honest = [clients[name].memory.arrays["control"] for name in clients if name != "c1"]
         sent = server.memory.arrays["control"]
         pushed.append(float(flat({n: sent[n] - sum(own[n] for own in honest) / 5 for n in sent}).norm()))
-    assert max(pushed) <= server.honest_step / 5 * 1.001
-    assert pushed[-1] == pytest.approx(server.honest_step / 5, rel=1e-3), "it had pushed as far as it may"
+    assert max(pushed) <= step / 5 * 1.001
+    assert pushed[-1] == pytest.approx(step / 5, rel=1e-3), "it had pushed as far as it may"
+
+
+def test_scaffold_hears_clients_whose_steps_differ_in_length():
+    """A client with few records has much noise in its step, and so in the mean that everybody gets."""
+    source = load("digits")
+    config = FederateConfig(
+        method="scaffold", data="digits", clients=2, rounds=4, noise_multiplier=6.0, sample_rate=0.1,
+        insecure_noise_seed=0,
+    )  # fmt: skip
+    parts = {"small": source.train[:40], "big": source.train[40:]}
+    server = build_server(config, source, source.train[:0], {name: len(part) for name, part in parts.items()})
+    reach = {name: member.reach.step(server.dims) for name, member in server.members.items()}
+    assert reach["small"] > 10 * reach["big"]
+    made = {
+        name: build_client(config, name, part, server.members[name], server.strategy, source)
+        for name, part in parts.items()
+    }
+    assert all(ended.accepted == ["big", "small"] for ended in run(server, made))
+
+
+def test_an_answer_that_was_lost_does_not_part_a_client_s_control_variate_from_the_server_s():
+    server, clients = federation(scaffold(), rounds=4)
+    for number in range(4):
+        for name, parcel in server.begin().items():
+            reply = clients[name].train(parcel)
+            if (number, name) != (1, "c0"):
+                server.accept(name, reply)
+        server.end()
+    kept = server.memory.arrays["controls"]
+    for name, client in clients.items():
+        for parameter, value in client.memory.arrays["control"].items():
+            assert torch.equal(value, kept[f"{name}/{parameter}"])
+
+
+def test_a_large_seed_travels_whole():
+    local = pcdp(PUBLIC, rank=3, batch=6)  # which six is drawn with the round's public coin
+    server, clients = federation(fedpcdp(PUBLIC, 3, local=local), rounds=1, seed=10**12 + 1)
+    assert len(run(server, clients)[0].accepted) == 3
 
 
 @pytest.mark.parametrize("positions", [[0, 0, 1], [2, 1, 0], [-1, 0, 1], [0, 1, 10**6]])

@@ -152,6 +152,7 @@ def test_learning_shows_on_digits(tmp_path):
         (["--method", "scaffold", "--momentum", "0.9"], "momentum = 0.9"),
         (["--method", "moon"], "a hidden layer"),
         (["--classes", "9"], "classes = 9"),
+        (["--unit", "client", "--client-weights", "size"], "client-weights = 'size'"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_written(flags, named, tmp_path, capsys):

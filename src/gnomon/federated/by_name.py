@@ -76,6 +76,9 @@ def private_mean(config: FederateConfig) -> PrivateMean:
     sigma, accountant = config.noise_multiplier, config.accountant
     if config.adjacency not in (None, "zero-out"):
         raise SettingError("adjacency", config.adjacency, "none for unit client: a client that is left out counts as 0")
+    if config.client_weights != "uniform":
+        allowed = "uniform for unit client: its bound is that of one client's change as it is"
+        raise SettingError("client-weights", config.client_weights, allowed)
     if sigma is not None and config.target_epsilon is not None:
         raise SettingError("target-epsilon", config.target_epsilon, "none beside a noise-multiplier for unit client")
     affordable = math.inf

@@ -25,12 +25,13 @@ def check_upload(server: Server, name: str, reply: Parcel, sent: Parcel) -> Arra
     if reply.round != sent.round or reply.numbers.get("ticket") != sent.numbers["ticket"]:
         raise Refused("round")
     wanted = {"change": strategy.upload.like(weights, server.basis)}
-    numbers = {"ticket"}
+    reach, numbers, room = server.members[name].reach, {"ticket"}, 0.0
     limits: dict[str, float] = {}
     for piece in strategy.pieces:
         wanted |= piece.uploads(weights)
         numbers |= set(piece.numbers)
-        limits |= piece.limits(server.honest_step)
+        limits |= piece.limits(reach.step(server.dims))
+        room += piece.room(sent)
     if reply.bytes > sum(map(array_bytes, wanted.values())) + NUMBER_BYTES * (1 + len(numbers)):
         raise Refused("bytes")
     if set(reply.arrays) != set(wanted) or set(reply.numbers) != numbers:
@@ -40,9 +41,8 @@ def check_upload(server: Server, name: str, reply: Parcel, sent: Parcel) -> Arra
     if not all(math.isfinite(value) for value in reply.numbers.values()):
         raise Refused("finite", "numbers")
     change = strategy.upload.unpack(reply.arrays["change"], weights, server.basis)
-    reach = server.members[name].reach
     for what, arrays, most in [
-        ("change", change, reach.change(server.dims)),
+        ("change", change, reach.change(server.dims, room)),
         *((group, reply.arrays[group], limit) for group, limit in limits.items()),
     ]:
         if not total_norm(arrays) <= SLACK * most:  # also if it is not a number

@@ -44,6 +44,6 @@ class Reach:
         noise = self.noise_multiplier * (dims**0.5 + DEVIATIONS)
         return float(self.max_grad_norm * (most + noise) / batch)
 
-    def change(self, dims: int) -> float:
-        """The length of a round's change."""
-        return self.steps * self.lr * self.stretch * self.step(dims) / (1 - self.momentum)
+    def change(self, dims: int, room: float = 0.0) -> float:
+        """The length of a round's change; `room` is what the server's own parcel adds to each step."""
+        return self.steps * self.lr * (self.stretch * self.step(dims) + room) / (1 - self.momentum)

@@ -73,8 +73,12 @@ class Ended:
 
 
 def public_seed(seed: int, number: int) -> int:
-    """The public coin of a round."""
-    return seed * 1_000_003 + number
+    """The public coin of a round, which travels as a float.
+
+    >>> float(public_seed(10**12, 7)) == public_seed(10**12, 7)
+    True
+    """
+    return (seed * 1_000_003 + number) % 2**53
 
 
 def chosen(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
@@ -230,7 +234,7 @@ class Server:
     def _move(self) -> None:
         weights = {name: self.members[name].weight for name in self._accepted}
         parcels = {name: parcel for name, (parcel, _) in self._accepted.items()}
-        tally = Tally(parcels, weights, len(self.members), self.honest_step)
+        tally = Tally(parcels, weights, len(self.members))
         for piece in self.strategy.pieces if parcels else ():
             piece.absorb(self.memory, tally)
         losses = {name: parcel.numbers.get("loss", 1.0) for name, parcel in parcels.items()}
@@ -281,8 +285,3 @@ class Server:
         if self._basis is None or self.strategy.subspace is not None or self.strategy.method.project == "after":
             return weights + 1
         return sum(value.numel() for value in self._basis.like.values()) + 1
-
-    @property
-    def honest_step(self) -> float:
-        """The longest step that any honest client can release."""
-        return max(member.reach.step(self.dims) for member in self.members.values())

@@ -25,17 +25,21 @@ class Controls(Piece):
     `c_i+ = c_i - c + (w_global - w_i) / (K lr)` is the mean of the client's released gradients: it costs nothing.
     Option I would need a release of its own and is not offered.
 
-    Guarantee: the server adds up each client's gains, cuts the sum to one honest step and sends the mean over all
-    clients. So one client shifts the others' local steps by at most an honest step over the number of clients,
-    whatever it sends and however often. An honest client's sum is the mean of its last released steps, which needs
-    no cut.
+    A client uploads its variate itself, not what it gained: after an answer that was lost, the next one sets it right.
+
+    Guarantee: the server accepts a variate that is at most as long as a step that this client can honestly release,
+    and sends the mean over all clients. So one client shifts the others' local steps by at most one of its own honest
+    steps over the number of clients, whatever it sends and however often.
 
     >>> Controls().stretch
-    3.0
+    2.0
     """
 
     name = "control variates"
-    stretch = 3.0  # g - c_i + c, each at most one honest step long
+    stretch = 2.0  # g - c_i, each at most one honest step of this client; c comes on top
+
+    def room(self, parcel: Parcel) -> float:
+        return total_norm(parcel.arrays["control"])
 
     def sends(self, memory: Memory, weights: Mapping[str, Tensor]) -> Parcel:
         return Parcel(0, {"control": memory.arrays.setdefault("control", _zeros(weights))})
@@ -60,22 +64,18 @@ class Controls(Piece):
         }
         own = turn.memory.arrays["control"]
         turn.memory.arrays["control"] = {name: own[name] + gain[name] for name in own}
-        return Parcel(0, {"control": gain})
+        return Parcel(0, {"control": turn.memory.arrays["control"]})
 
     def uploads(self, weights: Mapping[str, Tensor]) -> dict[str, Arrays]:
         return {"control": dict(weights)}
 
     def limits(self, step: float) -> dict[str, float]:
-        return {"control": 2 * step}
+        return {"control": step}
 
     def absorb(self, memory: Memory, tally: Tally) -> None:
         kept, own = memory.arrays["control"], memory.arrays.setdefault("controls", {})
         for client, parcel in tally.accepted.items():
-            gain = parcel.arrays["control"]
-            summed = {
-                name: own[key] + gain[name] if (key := _key(client, name)) in own else gain[name] for name in kept
-            }
-            own |= {_key(client, name): value for name, value in _cut(summed, tally.step).items()}
+            own |= {_key(client, name): value for name, value in parcel.arrays["control"].items()}
         whole = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in kept.items()}
         for key, value in own.items():
             whole[_name(key)] += value.double()
@@ -89,12 +89,6 @@ def _key(client: str, name: str) -> str:
 
 def _name(key: str) -> str:
     return key.rpartition("/")[2]
-
-
-def _cut(arrays: Mapping[str, Tensor], most: float) -> Arrays:
-    """The same direction, at most so long."""
-    shorter = min(1.0, most / max(total_norm(arrays), 1e-300))
-    return {name: shorter * value for name, value in arrays.items()}
 
 
 def _zeros(weights: Mapping[str, Tensor]) -> Arrays:

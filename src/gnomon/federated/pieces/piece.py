@@ -43,8 +43,6 @@ class Tally:
     weights: Mapping[str, float]
     clients: int
     """How many clients there are, whether they took part or not."""
-    step: float
-    """How long an honest released step can be."""
 
 
 class Piece:
@@ -84,8 +82,12 @@ class Piece:
         return {}
 
     def limits(self, step: float) -> dict[str, float]:
-        """Server: how long those arrays can honestly be, if a local step is at most `step` long."""
+        """Server: how long those arrays can honestly be, if the client's local step is at most `step` long."""
         return {}
+
+    def room(self, parcel: Parcel) -> float:
+        """Server: how much longer what was sent can make each local step."""
+        return 0.0
 
     def absorb(self, memory: Memory, tally: Tally) -> None:
         """Server: learn from the accepted uploads."""
