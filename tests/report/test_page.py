@@ -188,6 +188,18 @@ def test_pictures_are_files_too(tmp_path):
     assert (figures / "norms.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_page_without_unprotected_values_leaves_no_picture_of_them(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    figures = report_with_figures([place]).with_name("report-figures")
+    assert (figures / "norms.png").exists()
+    (figures / "notes.txt").write_text("somebody else's")
+    report_with_figures([place], unprotected=False)
+    left = {path.name for path in figures.iterdir()}
+    assert "notes.txt" in left
+    assert "accuracy.png" in left
+    assert not {"norms.png", "norms.svg"} & left
+
+
 def test_values_that_are_missing_or_infinite_leave_gaps():
     assert training_pictures([]) == []
     assert [one.name for one in training_pictures([{"epoch": 1, "epsilon": None, "validation/accuracy": 0.5}])] == [

@@ -21,6 +21,7 @@ from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import NEIGHBOURS, promise
+from gnomon.run_folder import PICTURES, clear_folder
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
@@ -50,12 +51,18 @@ def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: boo
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(render(sections, overview))
         if figures:
-            for one in sections:
-                for picture in one.drawn:
-                    picture.save(path.with_name(f"{path.stem}-figures"))
+            _save(sections, path.with_name(f"{path.stem}-figures"))
     except OSError as error:
         raise SettingError("out", str(path), f"a file that can be written ({error.strerror})") from None
     return path
+
+
+def _save(sections: Sequence[Section], folder: Path) -> None:
+    """The pictures of the page as files. Those of an earlier page go first: they may show what this one leaves out."""
+    clear_folder(folder, PICTURES)
+    for one in sections:
+        for picture in one.drawn:
+            picture.save(folder)
 
 
 def render(sections: Sequence[Section], overview: Table | None = None) -> str:
