@@ -93,6 +93,19 @@ def test_no_guarantee_is_said_in_so_many_words():
     assert "differentially private" in promise(STATEMENT)[0]
 
 
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+def test_the_promise_is_about_what_the_statement_protects(adjacency, tmp_path):
+    records = STATEMENT | {"adjacency": adjacency}
+    clients = records | {"unit": "one client with all its records"}
+    assert "client" not in " ".join(promise(records))
+    assert "record" not in " ".join(promise(clients))
+    assert "because a client was there" in promise(clients)[-1]
+    page = report([folder_of_a_run(tmp_path / "run", clients)]).read_text()
+    assert "one client " in re.search(r"neighbouring data</th><td>([^<]*)", page)[1]
+    assert "10 clients a step" in page
+    assert "record" not in " ".join(promise(clients | {"adjacency": "of its own"}))
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from gnomon.report.repeat import compare_command, train_command
 from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
-from gnomon.report.words import NEIGHBOURS, promise
+from gnomon.report.words import neighbours, noun, promise
 from gnomon.run_folder import PICTURES, clear_folder
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
@@ -135,16 +135,15 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
 
 
 def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    adjacency = statement["adjacency"]
     return [
         ("protected unit", statement["unit"]),
-        ("neighbouring data", f"{NEIGHBOURS.get(adjacency, adjacency)} ({adjacency})"),
+        ("neighbouring data", f"{neighbours(statement)} ({statement['adjacency']})"),
         ("method", statement["method"]),
         ("sampling", statement["sampler"]),
         ("accountant", statement["accountant"]),
         ("noise multiplier", f"{statement['noise_multiplier']:.6g} clip bounds"),
         ("clip bound", f"{statement['max_grad_norm']:g}"),
-        ("divisor", f"{statement['expected_batch_size']:g} records a step (declared, not counted)"),
+        ("divisor", f"{statement['expected_batch_size']:g} {noun(statement)}s a step (declared, not counted)"),
         ("noisy steps released", f"{statement['steps']:,}"),
     ]
 
