@@ -16,7 +16,7 @@ from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
 from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, TrainingRun, read_run
-from gnomon.report.repeat import compare_command, train_command
+from gnomon.report.repeat import compare_command, run_command
 from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
@@ -104,7 +104,8 @@ def _of_training(run: TrainingRun) -> Section:
         kind="run",
         pictures=training_pictures(run.history, run.public_only.get("accuracy")),
         inside=diagnostic_pictures(run.diagnostics),
-        command=train_command(config),
+        command=run_command(config, deployed=run.deployed),
+        repeatable=not run.deployed,
         promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
         guarantee=statement.get("guarantee"),
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),

@@ -13,11 +13,13 @@ from gnomon.store import unpacked
 from gnomon.validate import SettingError
 
 UNPROTECTED = "unprotected/"
+ANSWERED = "answered.jsonl"
+"""A file that only the server of a deployed federation leaves."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A folder that `gnomon train` left. Everything but its name may be empty: the run may have been killed."""
+    """A folder that `gnomon train` or `gnomon federate` left. Everything but its name may be empty: the run may have been killed."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -29,6 +31,8 @@ class TrainingRun:
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     public_only: dict[str, Any] = field(default_factory=dict)
     """What the run's public records give alone, if it had any."""
+    deployed: bool = False
+    """Whether it is the server's part of a federation of real sites, which one command cannot repeat."""
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -105,6 +109,7 @@ def _training(folder: Path, unprotected: bool) -> TrainingRun:
         _json(folder / "audit.json"),
         diagnostics if unprotected else [_protected(one) for one in diagnostics],
         _json(folder / "public-only.json"),
+        (folder / ANSWERED).exists(),
     )
 
 
