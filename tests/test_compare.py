@@ -111,6 +111,10 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
         (["--public", "0"], "public = 0"),
+        (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
+        (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
+        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is not allowed: give it beside a method"),
+        (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
     ],
 )
 def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
@@ -123,6 +127,13 @@ def test_methods_may_carry_settings_of_their_own():
     assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
     with pytest.raises(SettingError):
         compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+
+
+def test_common_settings_go_to_the_methods_that_have_them():
+    compare.refuse_unheard(TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"])
+    cells = compare.grid(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd", "pcdp:local-steps=4"], [2.0], 1)
+    assert [cell.config.local_steps for cell in cells] == [None, 3, 4]
+    compare.grid(TrainConfig(local_steps=3), ["pcdp"], [2.0], 1)  # a line of an experiment at a time
 
 
 def test_public_records_alone_teach_something_and_read_nothing_private():

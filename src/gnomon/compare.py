@@ -25,8 +25,9 @@ from gnomon.building import (
     records,
     without_foreign_settings,
 )
+from gnomon.building.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with
 from gnomon.cells import kept_cells, run_cells, settings_key
-from gnomon.config import TrainConfig
+from gnomon.config import TrainConfig, as_text
 from gnomon.data import Records, load
 from gnomon.diagnose import Looks
 from gnomon.environment import environment
@@ -112,6 +113,42 @@ def grid(
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
                 cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
     return cells
+
+
+def refuse_unheard(base: TrainConfig, methods: Sequence[str]) -> None:
+    """An error if a common setting reaches no method of a comparison.
+
+    Settings that only some methods have go to those. Local steps given in common are for dp-lsgd alone, so that it can
+    stand beside methods without them.
+
+    >>> refuse_unheard(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd"])
+    >>> refuse_unheard(TrainConfig(local_steps=3), ["pcdp"])
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: local-steps = 3 is not allowed: give it to a method by name: write pcdp:local-steps=3
+    """
+    default, private = TrainConfig(), [label for label in methods if _settings(label)[0] != PUBLIC_ONLY]
+    for name in (*METHOD_SETTINGS, *LOCAL_SETTINGS):
+        value = getattr(base, name)
+        if value != getattr(default, name) and not any(_hears(base, label, name) for label in private):
+            raise SettingError(name.replace("_", "-"), value, _remedy(base, private, name))
+
+
+def _hears(base: TrainConfig, label: str, name: str) -> bool:
+    """Whether a method takes a setting from the common ones."""
+    method, own = _settings(label)
+    if name in {key.replace("-", "_") for key in own}:
+        return False
+    kept = without_foreign_settings(dataclasses.replace(base, method=method))
+    return bool(getattr(kept, name) == getattr(base, name))
+
+
+def _remedy(base: TrainConfig, methods: Sequence[str], name: str) -> str:
+    """How to give a setting that no method has heard."""
+    flag, able = name.replace("_", "-"), methods_with(name)
+    fitting = [one for one in (_settings(label)[0] for label in methods) if one in able]
+    if fitting:
+        return f"it to a method by name: write {fitting[0]}:{flag}={as_text(getattr(base, name))}"
+    return f"it beside a method that has it: {', '.join(able)}"
 
 
 def split_methods(text: str) -> list[str]:
