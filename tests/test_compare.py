@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -111,6 +112,8 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
         (["--public", "0"], "public = 0"),
+        (["--methods", "dp-sgd:seed=3"], "seed = '3'"),
+        (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
         (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
         (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is not allowed: give it beside a method"),
@@ -127,6 +130,13 @@ def test_methods_may_carry_settings_of_their_own():
     assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
     with pytest.raises(SettingError):
         compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+
+
+def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
+    cells = compare.grid(SMALL, ["dp-sgd:noise-multiplier=3", "dp-sgd", "dp-sgd"], [2.0, 8.0], 2)
+    counts = Counter((cell.label, cell.config.noise_multiplier) for cell in cells)
+    assert counts == {("dp-sgd:noise-multiplier=3", 3.0): 2, ("dp-sgd", 2.0): 2, ("dp-sgd", 8.0): 2}
+    assert len({cell.key for cell in cells}) == len(cells)
 
 
 def test_common_settings_go_to_the_methods_that_have_them():

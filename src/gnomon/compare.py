@@ -38,6 +38,8 @@ from gnomon.runs import plain
 from gnomon.validate import SettingError, positive, whole
 
 PUBLIC_ONLY = "public-only"
+SEEDS = ("seed", "insecure-noise-seed")
+"""Settings that a comparison gives each of its runs."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def grid(
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
                 cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
-    return cells
+    return list(dict.fromkeys(cells))  # a method with its own noise is the same at every level
 
 
 def refuse_unheard(base: TrainConfig, methods: Sequence[str]) -> None:
@@ -175,6 +177,8 @@ def _settings(label: str) -> tuple[str, dict[str, Any]]:
         key, found, value = item.partition("=")
         if not found:
             raise SettingError("method", label, "settings as name:key=value,key=value")
+        if key.replace("_", "-") in SEEDS:
+            raise SettingError(key, value, "--seeds instead: a comparison seeds its runs itself")
         own[key] = int(value) if value.isdigit() else value
     return name, own
 
