@@ -15,8 +15,10 @@ from gnomon.data import Records
 from gnomon.diagnose import Diagnostics, angles, bias, cloud, components, energy_inside, gap, gram, skew, spectrum
 from gnomon.diagnose.observer import admission, dimensions
 from gnomon.diagnose.run import look
-from gnomon.methods import LocalSteps, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.methods import LocalSteps, dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
+from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
 from gnomon.updates import gradients
@@ -149,6 +151,61 @@ def test_signal_to_noise_is_the_ratio_of_lengths():
     assert record["unprotected/signal_to_noise"] == pytest.approx(float(total.norm()) / (2 * 0.3 * 66**0.5), rel=1e-4)
     silent = dataclasses.replace(view, noise_multiplier=0.0)
     assert Diagnostics(print).record(silent)["unprotected/signal_to_noise"] is None
+
+
+def shares(updates, basis) -> torch.Tensor:
+    """How much of each update a plain matrix leaves, at the quantiles of a record."""
+    v, g = basis.dense(), updates.dense()
+    inside = (g @ v @ v.T).square().sum(1) / g.square().sum(1)
+    return torch.quantile(inside, torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64))
+
+
+def test_gep_s_energy_is_that_inside_its_public_subspace_without_the_residual():
+    view = look(trainer(gep(PUBLIC, rank=6)), PRIVATE.inputs, PRIVATE.targets)
+    record = Diagnostics(print, rank=5).record(view)
+    expected = shares(view.updates, view.basis.inside)
+    assert expected[2] < 0.99
+    assert record["unprotected/energy"] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert record["unprotected/energy/rank"] == 6
+    assert record["unprotected/energy/of"] == "method"
+    assert record["unprotected/norms_projected/mean"] < record["unprotected/norms/mean"]
+
+
+RANDOM = {name: EVERY[name] for name in ("rpdp", "rsdp")}
+SKETCHED = {
+    form.name: lambda form=form: dp_comp_minibatch("l2:5", sketch=10, form=form)
+    for form in (CLIP_AFTER_SKETCH, LINEAR_SKETCH)
+}
+
+
+@pytest.mark.parametrize("name", [*RANDOM, *SKETCHED])
+def test_directions_that_no_public_record_made_hold_no_public_energy(name):
+    view = look(trainer((RANDOM | SKETCHED)[name]()), PRIVATE.inputs, PRIVATE.targets)
+    alone = Diagnostics(print).record(view)
+    assert not [one for one in alone if "energy" in one]
+    assert ("unprotected/norms_projected" in alone) == (name in RANDOM)
+    assert ("projected" in alone["unprotected/cloud"]) == (name in RANDOM)
+    beside = Diagnostics(print, public=PUBLIC, rank=5).record(view)
+    public = shared_basis(gradients(network(), LOSS, PUBLIC.inputs, PUBLIC.targets), 5)
+    assert beside["unprotected/energy"] == pytest.approx(shares(view.updates, public).tolist(), rel=1e-6)
+    assert beside["unprotected/energy/of"] == "diagnosis"
+    for key in ("unprotected/signal_to_noise", "unprotected/bias/cosine", "unprotected/bias/ratio"):
+        assert beside[key] == alone[key]
+    same = name in RANDOM  # norms after the method's own projection do not depend on public records
+    assert (beside["unprotected/norms_projected"] == alone.get("unprotected/norms_projected")) == same
+
+
+def test_captions_say_whose_gradients_are_held_against_which_subspace():
+    def caption(method, name="subspace", **settings):
+        view = look(trainer(method), PRIVATE.inputs, PRIVATE.targets)
+        records = [Diagnostics(print, **{"rank": 5} | settings).record(view)]
+        return {one.name: one.caption for one in diagnostic_pictures(records)}[name]
+
+    said = caption(pcdp(PUBLIC, rank=6))
+    assert "private gradients in the method's public subspace (rank 6)" in said
+    assert "held-out public gradients in that of the other half (rank 5)" in said
+    assert "private gradients in the subspace of the public records (rank 5)" in caption(rpdp(rank=9), public=PUBLIC)
+    assert "private" not in caption(pcdp(PUBLIC, rank=6), public_only=True)
 
 
 def test_bias_of_orthogonal_vectors_is_zero():
