@@ -288,6 +288,22 @@ def test_local_steps_are_measured_in_units_of_their_step():
     assert Diagnostics(print).record(ours)[key] == pytest.approx(Diagnostics(print).record(plain)[key], rel=1e-4)
 
 
+def test_public_gradients_are_not_held_against_a_bound_for_displacements():
+    view = look(trainer(dp_lsgd(steps=3, lr=0.1)), PRIVATE.inputs, PRIVATE.targets)
+    record = Diagnostics(print, public=PUBLIC, rank=5).record(view)
+    told = {"clipped", "incremental", "bias/cosine", "bias/ratio"}
+    assert {name.removeprefix("unprotected/") for name in record if name.startswith("unprotected/")} >= told
+    assert not {name.removeprefix("public/") for name in record} & told
+    assert {"public/spectrum", "public/norms", "public/energy"} <= set(record)
+
+
+def test_the_caption_about_public_gradients_says_that_they_are_not_projected():
+    records = [{"epoch": 1.0, "public/bias/cosine": 0.9, "public/bias/ratio": 0.5}]
+    assert "clipped as they are, without projection" in diagnostic_pictures(records)[0].caption
+    records[0] |= {"unprotected/bias/cosine": 0.9, "unprotected/bias/ratio": 0.5}
+    assert "clipping and projection" in diagnostic_pictures(records)[0].caption
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 

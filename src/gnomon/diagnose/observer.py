@@ -31,6 +31,9 @@ from gnomon.updates.untouched import untouched
 EVERY = 20
 """Steps between two diagnoses unless told otherwise."""
 
+CLIPPED = ("clipped", "incremental", "bias/cosine", "bias/ratio")
+"""What a record says about clipping."""
+
 
 class Diagnostics:
     """Hands a record of plain values to `sink` every so many steps; give it to a Trainer as an observer.
@@ -123,6 +126,8 @@ class Diagnostics:
         record, _ = portrait(
             sitter, bound=view.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
         )
+        if view.method.displaces:  # the bound is for displacements, and these are gradients
+            record = {name: value for name, value in record.items() if name not in CLIPPED}
         record |= {"skew": spectral, "skew/frobenius": frobenius, "angles": angles(overlap).tolist()}
         whole = mixing(inner, self.rank, torch.float64)
         if self._last is not None:
