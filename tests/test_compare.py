@@ -192,6 +192,22 @@ def test_one_seed_has_no_deviation_and_no_band(tmp_path):
     assert len(picture.figure.axes[0].collections) == 1
 
 
+def test_the_page_shows_a_shared_cell_under_the_label_of_its_comparison(tmp_path):
+    first = compare.grid(SMALL, ["pcdp"], [2.0], 1)
+    compare.run(first, tmp_path, progress=False)
+    methods = ["pcdp:rank=10", "dp-sgd"]
+    cells = compare.grid(SMALL, methods, [2.0], 1)
+    assert cells[0].key == first[0].key
+    compare.write(compare.summary(compare.done(cells, tmp_path)), tmp_path, "", say=lambda text: None)
+    compare.remember(tmp_path, SMALL, methods, [2.0], 1, cells)
+    read = read_run(tmp_path)
+    assert [cell["label"] for cell in read.cells] == ["pcdp:rank=10"]  # dp-sgd has not been run
+    assert "learning" in [one.name for one in comparison_pictures(read.rows, read.cells)]
+    plan = json.loads((tmp_path / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps(plan | {"cells": [cell.key for cell in cells]}))
+    assert [cell["label"] for cell in read_run(tmp_path).cells] == ["pcdp"]
+
+
 def test_columns_of_the_table_are_told_apart_by_epsilon():
     rows = [compare.Row("a", 2.0, 1.0, 0.5, 0.0, 1, 1.0), compare.Row("b", 2.0, 0.7, 0.5, 0.0, 1, 1.0)]
     table = compare.markdown(rows)

@@ -299,7 +299,7 @@ def remember(
         "methods": list(methods),
         "noise_multipliers": list(levels),
         "seeds": seeds,
-        "cells": [cell.key for cell in cells],
+        "cells": [[cell.label, cell.key] for cell in cells],
         "environment": environment(),
     }
     (folder / "comparison.json").write_text(json.dumps(plan, indent=2) + "\n")

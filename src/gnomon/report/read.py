@@ -117,12 +117,21 @@ def _comparison(folder: Path, unprotected: bool) -> ComparedRuns:
     with (folder / "comparison.csv").open(newline="") as file:
         rows = [_row(one, folder / "comparison.csv") for one in csv.DictReader(file)]
     plan = _json(folder / "comparison.json")
-    wanted = plan.get("cells")
-    files = sorted((folder / "cells").glob("*.json"))
-    cells = [unpacked(_json(path)) for path in files if wanted is None or path.stem in wanted]
+    cells = _cells(folder / "cells", plan.get("cells"))
     if not unprotected:
         cells = [cell | {"history": [_protected(one) for one in cell.get("history", [])]} for cell in cells]
     return ComparedRuns(folder.resolve().name, rows, cells, plan, plan.get("environment", {}))
+
+
+def _cells(folder: Path, wanted: list[Any] | None) -> list[dict[str, Any]]:
+    """The finished cells of a comparison, under its own labels: a cell may have been run under another one.
+
+    Older plans are lists of keys, and the oldest folders have none; their cells keep the label that they were run with.
+    """
+    if wanted and all(isinstance(one, list) for one in wanted):
+        found = [(label, _json(folder / f"{key}.json")) for label, key in wanted]
+        return [unpacked(cell) | {"label": label} for label, cell in found if cell]
+    return [unpacked(_json(path)) for path in sorted(folder.glob("*.json")) if wanted is None or path.stem in wanted]
 
 
 def _reproduction(folder: Path, unprotected: bool) -> Reproduction:
