@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import re
 import shlex
 
@@ -21,11 +22,11 @@ from gnomon.report.reproduction import of_reproduction
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.result import Row, markdown, plain_row
+from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
 from gnomon.reproduce.run import as_coded, cells_of, command
 from gnomon.reproduce.series import Series
 from gnomon.reproduce.words import three
-from gnomon.store import Store
+from gnomon.store import Store, packed, unpacked
 from gnomon.validate import SettingError
 
 TOY = {
@@ -304,6 +305,28 @@ def test_small_measures_keep_their_digits_and_say_what_they_are():
     section = of_reproduction(Reproduction("x", dataclasses.asdict(figure), [plain_row(row) for row in rows], ""))
     assert section.table.heads[1:5] == ("local steps", "measured", "published", "difference")
     assert [cell[0] for cell in section.table.rows[0][2:5]] == ["0.00234 ± 0.00012", "0.00310", "-0.00076"]
+
+
+def test_a_run_that_diverged_has_no_score(tmp_path):
+    key = "validation/loss"
+
+    def run(*losses):
+        rows = [{"epoch": float(n), key: value} for n, value in enumerate(losses, 1)]
+        return {"epsilon": 1.0, "accuracy": 0.1, "seconds": 1.0, "history": rows}
+
+    one = toy(tmp_path, measure=key, unit="", lines={"a": {"method": "dp-sgd", "published": {5: 0.5}}})
+    kept = [unpacked(packed(found)) for found in (run(2.0, 0.4), run(2.0, None), run(2.0, 0.6))]
+    assert [measured(key, found) for found in kept] == [0.4, None, 0.6]
+    assert measured(key, run(2.0, math.nan)) is None
+    assert measured("accuracy", {"accuracy": None}) is None
+    row = row_of(one, one.lines[0], 5.0, kept, None)
+    assert (row.seeds, row.runs) == (2, 3)
+    assert row.measured == pytest.approx(0.5)
+    assert "--seeds 3" in command(one, [row])
+    none = row_of(one, one.lines[0], 5.0, kept[1:2], None)
+    assert (none.measured, none.seeds) == (None, 0)
+    assert "| a | – (0.500) |" in markdown(one, [none])
+    assert "(0.500; –)" in markdown(one, [dataclasses.replace(none, measured=math.nan)])
 
 
 def test_a_line_that_measures_something_else_says_what(tmp_path):

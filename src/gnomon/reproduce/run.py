@@ -175,7 +175,7 @@ def command(experiment: Experiment, rows: Sequence[Row]) -> str:
     "gnomon reproduce pcdp-table2 --seeds 1 --cells 'PDP-SGD, k = 100@6'"
     """
     words = ["gnomon", "reproduce", experiment.source or experiment.name]
-    words += ["--seeds", str(max(row.seeds for row in rows))] + (["--fast"] if experiment.is_fast else [])
+    words += ["--seeds", str(max(max(row.seeds, row.runs) for row in rows))] + (["--fast"] if experiment.is_fast else [])
     cells = []
     for name in dict.fromkeys(row.line for row in rows):
         values = [row.value for row in rows if row.line == name]
