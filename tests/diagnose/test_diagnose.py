@@ -328,3 +328,36 @@ def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
     (out / "model.safetensors").unlink()
     assert main(["diagnose", str(out)]) == 2
     assert "no saved model" in capsys.readouterr().err
+
+
+SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "none"]
+
+
+def test_a_run_whose_method_has_no_public_records_is_diagnosed_on_those_it_started_from(tmp_path, capsys):
+    out = tmp_path / "run"
+    warm = ["--warm-start", "public", "--public", "100"]
+    assert main(["train", *SHORT, *warm, "--diagnose", "4", "--out", str(out)]) == 0
+    seen = json.loads((out / "diagnostics.jsonl").read_text().splitlines()[0])
+    assert {"public/spectrum", "unprotected/energy"} <= set(seen)
+    assert main(["diagnose", str(out), "--public-only"]) == 0, capsys.readouterr().err
+    record = json.loads((out / "diagnosis.json").read_text())
+    assert "public/spectrum" in record
+    assert not [name for name in record if name.startswith("unprotected")]
+
+
+def test_diagnostics_along_training_can_do_without_private_records(tmp_path, capsys, monkeypatch):
+    def read(self, *args):
+        raise AssertionError("a private update was read")
+
+    monkeypatch.setattr(Diagnostics, "_of_private", read)
+    flags = ["--method", "pcdp", "--rank", "5", *SHORT]
+    assert main(["train", *flags, "--diagnose", "4", "--diagnose-public-only", "--out", str(tmp_path / "a")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a/diagnostics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4]
+    assert all("public/spectrum" in line for line in lines)
+    assert main(["train", *flags, "--diagnose-public-only", "--out", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b/diagnostics.jsonl").exists()
+    capsys.readouterr()
+    assert main(["train", *SHORT, "--diagnose-public-only", "--out", str(tmp_path / "c")]) == 2
+    assert "diagnose-public-only" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
