@@ -139,6 +139,17 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
     assert len({cell.key for cell in cells}) == len(cells)
 
 
+@pytest.mark.parametrize("constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"])
+def test_a_value_may_have_a_comma(constraint):
+    text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
+    methods = compare.split_methods(text)
+    assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
+    first, _ = compare.grid(SMALL, methods, [2.0], 1)
+    assert (first.config.constraint, first.config.sketch) == (constraint, 50)
+    last = compare.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
+    assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
+
+
 def test_common_settings_go_to_the_methods_that_have_them():
     compare.refuse_unheard(TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"])
     cells = compare.grid(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd", "pcdp:local-steps=4"], [2.0], 1)

@@ -158,9 +158,11 @@ def split_methods(text: str) -> list[str]:
 
     >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
     ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
+    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch=50,dp-sgd")
+    ['dp-comp-gd:constraint=box:-1,1,sketch=50', 'dp-sgd']
     """
     parts: list[str] = []
-    for item in filter(None, re.split("[,;]", text)):
+    for item in _items(re.split("[,;]", text)):
         if "=" in item and ":" not in item.partition("=")[0] and parts:
             parts[-1] += f",{item}"
         else:
@@ -173,7 +175,7 @@ def _settings(label: str) -> tuple[str, dict[str, Any]]:
     if name not in METHODS and name != PUBLIC_ONLY:
         raise SettingError("method", name, f"one of {', '.join([*METHODS, PUBLIC_ONLY])}")
     own: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
+    for item in _items(rest.split(",")):
         key, found, value = item.partition("=")
         if not found:
             raise SettingError("method", label, "settings as name:key=value,key=value")
@@ -181,6 +183,25 @@ def _settings(label: str) -> tuple[str, dict[str, Any]]:
             raise SettingError(key, value, "--seeds instead: a comparison seeds its runs itself")
         own[key] = int(value) if value.isdigit() else value
     return name, own
+
+
+def _items(parts: Sequence[str]) -> list[str]:
+    """Parts of a list, where a number behind a setting is more of its value, as in constraint=box:-1,1."""
+    found: list[str] = []
+    for part in filter(None, parts):
+        if found and "=" in found[-1] and _is_number(part):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

@@ -147,6 +147,16 @@ def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
     assert len({(one.private, one.public, one.split_seed) for one in found.values()}) == 1
 
 
+def test_labels_keep_all_digits_and_values_with_commas(tmp_path):
+    own = {"lr": 0.123456789, "local-lr": 1 / 3, "local-steps": 2, "max-grad-norm": 1234567.25}
+    one = toy(tmp_path, lines={"a": {"method": "dp-sgd", "settings": own}})
+    config = cells_of(one, one.lines[0], 5.0)[0].config
+    assert (config.lr, config.local_lr, config.max_grad_norm) == (0.123456789, 1 / 3, 1234567.25)
+    held = {"method": "dp-comp-minibatch", "settings": {"constraint": "box:-1,1", "sketch": 20}}
+    one = toy(tmp_path, lines={"b": held})
+    assert cells_of(one, one.lines[0], 5.0)[0].config.constraint == "box:-1,1"
+
+
 def test_settings_may_hold_at_one_value_only():
     figure = read_experiment("pdp-figure3-mnist")
     pdp = next(line for line in figure.lines if line.method == "pdp")
