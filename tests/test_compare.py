@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon import compare, data, models
+from gnomon import compare, data, models, run_folder
 from gnomon.building import records
 from gnomon.cli import main
 from gnomon.config import TrainConfig
@@ -139,7 +139,9 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
     assert len({cell.key for cell in cells}) == len(cells)
 
 
-@pytest.mark.parametrize("constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"])
+@pytest.mark.parametrize(
+    "constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"]
+)
 def test_a_value_may_have_a_comma(constraint):
     text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
     methods = compare.split_methods(text)
@@ -217,6 +219,27 @@ def test_the_page_shows_a_shared_cell_under_the_label_of_its_comparison(tmp_path
     plan = json.loads((tmp_path / "comparison.json").read_text())
     (tmp_path / "comparison.json").write_text(json.dumps(plan | {"cells": [cell.key for cell in cells]}))
     assert [cell["label"] for cell in read_run(tmp_path).cells] == ["pcdp"]
+
+
+def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
+    rows = [compare.Row("dp-sgd", 2.0, 1.0, 0.5, None, 1, 1.0)]
+
+    def leave():
+        compare.write(rows, tmp_path, "", say=lambda text: None)
+        compare.remember(tmp_path, SMALL, ["dp-sgd"], [2.0], 1, cells)
+
+    leave()
+    before = {name: (tmp_path / name).read_bytes() for name in ("comparison.json", "comparison.csv", "comparison.md")}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.os, "fsync", full)
+    for job in (leave, lambda: compare.remember(tmp_path, SMALL, ["rsdp"], [2.0], 1, cells)):
+        with pytest.raises(OSError, match="intact"):
+            job()
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 def test_columns_of_the_table_are_told_apart_by_epsilon():

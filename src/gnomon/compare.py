@@ -34,6 +34,7 @@ from gnomon.environment import environment
 from gnomon.memory import keep_memory
 from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
+from gnomon.run_folder import write_whole
 from gnomon.runs import plain
 from gnomon.validate import SettingError, positive, whole
 
@@ -302,8 +303,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def write(rows: Sequence[Row], folder: Path, title: str, say: Callable[[str], None] = print) -> None:
     """Leave the table as Markdown and CSV and the picture as PNG and SVG in a folder."""
-    (folder / "comparison.md").write_text(markdown(rows))
-    (folder / "comparison.csv").write_text(table(rows))
+    write_whole(folder / "comparison.md", markdown(rows).encode(), shared=True)
+    write_whole(folder / "comparison.csv", table(rows).encode(), shared=True)
     for ending in ("png", "svg"):
         comparison(rows, title, folder / f"comparison.{ending}")
     say(markdown(rows))
@@ -323,4 +324,4 @@ def remember(
         "cells": [[cell.label, cell.key] for cell in cells],
         "environment": environment(),
     }
-    (folder / "comparison.json").write_text(json.dumps(plan, indent=2) + "\n")
+    write_whole(folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from gnomon import __version__, compare
+from gnomon import __version__, compare, run_folder
 from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.report import report
@@ -23,7 +23,7 @@ from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
-from gnomon.reproduce.run import as_coded, cells_of, command
+from gnomon.reproduce.run import as_coded, cells_of, command, write
 from gnomon.reproduce.series import Series
 from gnomon.reproduce.words import three
 from gnomon.store import Store, packed, unpacked
@@ -337,6 +337,22 @@ def test_a_run_that_diverged_has_no_score(tmp_path):
     assert (none.measured, none.seeds) == (None, 0)
     assert "| a | – (0.500) |" in markdown(one, [none])
     assert "(0.500; –)" in markdown(one, [dataclasses.replace(none, measured=math.nan)])
+
+
+def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
+    one = toy(tmp_path)
+    rows = [Row("DP-SGD", 5.0, None, None, 60.0, None, 1, None, 1.0, None, 1.0)]
+    write(one, rows, tmp_path)
+    names = ("reproduction.json", "result.csv", "result.md")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.os, "fsync", full)
+    with pytest.raises(OSError, match="intact"):
+        write(one, [dataclasses.replace(rows[0], measured=61.0)], tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in names} == before
 
 
 def test_a_line_that_measures_something_else_says_what(tmp_path):

@@ -200,12 +200,13 @@ def _bias(records: Records) -> Picture | None:
         Line(f"{source}/bias/ratio", "length over the true mean's", RUST),
         Line(f"{source}/clipped", "share of updates clipped", GREY, "--"),
     )
-    captions = {
-        "unprotected": "What clipping and projection do to the mean of private gradients: its direction and its length.",
-        "public": "What clipping does to the mean of gradients of held-out public records, which are clipped as they are, "
-        "without projection: its direction and its length.",
+    whose = {
+        "unprotected": "What clipping and projection do to the mean of private gradients",
+        "public": "What clipping does to the mean of gradients of held-out public records, clipped as they are, "
+        "without projection",
     }
-    return _over_time(records, lines, "bias", captions[source], "ratio")
+    caption = f"{whose[source]}: its direction and its length."
+    return _over_time(records, lines, "bias", caption, "ratio")
 
 
 def _noise(records: Records) -> Picture | None:

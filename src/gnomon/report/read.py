@@ -19,7 +19,10 @@ ANSWERED = "answered.jsonl"
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A folder that `gnomon train` or `gnomon federate` left. Everything but its name may be empty: the run may have been killed."""
+    """A folder that `gnomon train` or `gnomon federate` left.
+
+    Everything but its name may be empty: the run may have been killed.
+    """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
