@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
-from gnomon import compare, data, models
+from gnomon import compare, data, models, run_folder
 from gnomon.building import records
 from gnomon.cli import main
 from gnomon.config import TrainConfig
@@ -111,6 +112,12 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
         (["--public", "0"], "public = 0"),
+        (["--methods", "dp-sgd:seed=3"], "seed = '3'"),
+        (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
+        (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
+        (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
+        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is not allowed: give it beside a method"),
+        (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
     ],
 )
 def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
@@ -123,6 +130,33 @@ def test_methods_may_carry_settings_of_their_own():
     assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
     with pytest.raises(SettingError):
         compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+
+
+def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
+    cells = compare.grid(SMALL, ["dp-sgd:noise-multiplier=3", "dp-sgd", "dp-sgd"], [2.0, 8.0], 2)
+    counts = Counter((cell.label, cell.config.noise_multiplier) for cell in cells)
+    assert counts == {("dp-sgd:noise-multiplier=3", 3.0): 2, ("dp-sgd", 2.0): 2, ("dp-sgd", 8.0): 2}
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+@pytest.mark.parametrize(
+    "constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"]
+)
+def test_a_value_may_have_a_comma(constraint):
+    text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
+    methods = compare.split_methods(text)
+    assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
+    first, _ = compare.grid(SMALL, methods, [2.0], 1)
+    assert (first.config.constraint, first.config.sketch) == (constraint, 50)
+    last = compare.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
+    assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
+
+
+def test_common_settings_go_to_the_methods_that_have_them():
+    compare.refuse_unheard(TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"])
+    cells = compare.grid(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd", "pcdp:local-steps=4"], [2.0], 1)
+    assert [cell.config.local_steps for cell in cells] == [None, 3, 4]
+    compare.grid(TrainConfig(local_steps=3), ["pcdp"], [2.0], 1)  # a line of an experiment at a time
 
 
 def test_public_records_alone_teach_something_and_read_nothing_private():
@@ -169,6 +203,43 @@ def test_one_seed_has_no_deviation_and_no_band(tmp_path):
     (picture,) = comparison_pictures(compare.summary([*runs, runs[0] | {"accuracy": 0.6}]), [])
     assert "bands of one standard deviation over seeds where there are several" in picture.caption
     assert len(picture.figure.axes[0].collections) == 1
+
+
+def test_the_page_shows_a_shared_cell_under_the_label_of_its_comparison(tmp_path):
+    first = compare.grid(SMALL, ["pcdp"], [2.0], 1)
+    compare.run(first, tmp_path, progress=False)
+    methods = ["pcdp:rank=10", "dp-sgd"]
+    cells = compare.grid(SMALL, methods, [2.0], 1)
+    assert cells[0].key == first[0].key
+    compare.write(compare.summary(compare.done(cells, tmp_path)), tmp_path, "", say=lambda text: None)
+    compare.remember(tmp_path, SMALL, methods, [2.0], 1, cells)
+    read = read_run(tmp_path)
+    assert [cell["label"] for cell in read.cells] == ["pcdp:rank=10"]  # dp-sgd has not been run
+    assert "learning" in [one.name for one in comparison_pictures(read.rows, read.cells)]
+    plan = json.loads((tmp_path / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps(plan | {"cells": [cell.key for cell in cells]}))
+    assert [cell["label"] for cell in read_run(tmp_path).cells] == ["pcdp"]
+
+
+def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
+    cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
+    rows = [compare.Row("dp-sgd", 2.0, 1.0, 0.5, None, 1, 1.0)]
+
+    def leave():
+        compare.write(rows, tmp_path, "", say=lambda text: None)
+        compare.remember(tmp_path, SMALL, ["dp-sgd"], [2.0], 1, cells)
+
+    leave()
+    before = {name: (tmp_path / name).read_bytes() for name in ("comparison.json", "comparison.csv", "comparison.md")}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.os, "fsync", full)
+    for job in (leave, lambda: compare.remember(tmp_path, SMALL, ["rsdp"], [2.0], 1, cells)):
+        with pytest.raises(OSError, match="intact"):
+            job()
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 def test_columns_of_the_table_are_told_apart_by_epsilon():

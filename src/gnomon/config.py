@@ -180,6 +180,18 @@ def recipe(data: str, method: str = "dp-sgd") -> TrainConfig:
     return TrainConfig(data=data, **(RECIPES.get(data, {}) | SAMPLERS.get(method, {})))
 
 
+def as_text(value: Any) -> str:
+    """A value of a setting as short as it can be written without loss, for a flag.
+
+    >>> as_text(5.0), as_text(1e-5), as_text(0.123456789), as_text("flat")
+    ('5', '1e-05', '0.123456789', 'flat')
+    """
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.12g}"
+    return short if float(short) == value else repr(value)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file; an error that names the file otherwise."""
     try:

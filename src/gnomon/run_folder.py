@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ FILES = (
 )  # fmt: skip
 """What a run, a look inside it, an audit or a report leaves."""
 
-FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": ("*.png", "*.svg")}
+PICTURES = ("*.png", "*.svg")
+"""What pictures of a page are called."""
+
+FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": PICTURES}
 """The same in folders: their names, and the files in them that are ours."""
 
 
@@ -101,11 +105,24 @@ def _clear(path: Path) -> None:
     for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
         old.unlink(missing_ok=True)
     for name, patterns in FOLDERS.items():
-        folder = path / name
-        for old in [one for pattern in patterns for one in folder.glob(pattern)]:
-            old.unlink(missing_ok=True)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        clear_folder(path / name, patterns)
+
+
+def clear_folder(folder: Path, patterns: Sequence[str]) -> None:
+    """Take away the files of these patterns, and the folder if it is empty then.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     for name in ("old.png", "note.txt"):
+    ...         write_whole(Path(place) / name, b"")
+    ...     clear_folder(Path(place), PICTURES)
+    ...     [path.name for path in Path(place).iterdir()]
+    ['note.txt']
+    """
+    for old in [one for pattern in patterns for one in folder.glob(pattern)]:
+        old.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _sync(folder: Path) -> None:

@@ -15,7 +15,8 @@ from safetensors.torch import save as safetensors_bytes
 from gnomon.building import build_trainer, public_only, records
 from gnomon.config import TrainConfig
 from gnomon.data import Source, Split, load
-from gnomon.diagnose.observer import Diagnostics
+from gnomon.diagnose.observer import EVERY, Diagnostics
+from gnomon.diagnose.run import beside
 from gnomon.environment import environment
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
@@ -25,7 +26,7 @@ from gnomon.run_folder import RunFolder
 from gnomon.training import Result, Trainer, save_checkpoint
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
-from gnomon.validate import whole
+from gnomon.validate import SettingError, whole
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ def train(
     checkpoint_every: int | None = None,
     tensorboard: bool = False,
     diagnose_every: int | None = None,
+    diagnose_public_only: bool = False,
 ) -> Run:
     """Train as the config says; leave config, metrics, model, statement and picture in `out`.
 
     With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
     leaves a checkpoint every so many steps (by default an epoch, at least 16), from which `gnomon.resume` goes on.
     `tensorboard` writes event files into its folder `tensorboard` as well; `diagnose_every` writes diagnostics of every
-    so many steps into `diagnostics.jsonl`.
+    so many steps into `diagnostics.jsonl`; with `diagnose_public_only` they read no private record.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -74,6 +76,8 @@ def train(
         EventFiles(out / "tensorboard")  # a missing package shows now
     source = load(config.data, config.data_dir)
     split = records(config, source)
+    if diagnose_public_only and not len(split.public):
+        raise SettingError("diagnose-public-only", True, "a run with public records, or --diagnose alone")
     trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
     trainer.check(split.private)  # before anything of an earlier run is touched
     folder = RunFolder(out, overwrite)
@@ -84,7 +88,8 @@ def train(
         "every": checkpoint_every or max(trainer.plan.steps_per_epoch, BLOCK),
         "dataset": dataset,
         "tensorboard": tensorboard,
-        "diagnose_every": diagnose_every,
+        "diagnose_every": EVERY if diagnose_public_only and diagnose_every is None else diagnose_every,
+        "diagnose_public_only": diagnose_public_only,
     }
     return complete(config, trainer, source, split, folder, notes)
 
@@ -99,7 +104,10 @@ def complete(
     if notes["diagnose_every"] is not None:
         trainer.observers += (
             Diagnostics(
-                lambda record: folder.append("diagnostics.jsonl", json.dumps(record)), every=notes["diagnose_every"]
+                lambda record: folder.append("diagnostics.jsonl", json.dumps(record)),
+                every=notes["diagnose_every"],
+                public=beside(trainer, split.public),
+                public_only=notes.get("diagnose_public_only", False),  # checkpoints of earlier versions do not say
             ),
         )
 

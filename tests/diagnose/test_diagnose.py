@@ -15,8 +15,10 @@ from gnomon.data import Records
 from gnomon.diagnose import Diagnostics, angles, bias, cloud, components, energy_inside, gap, gram, skew, spectrum
 from gnomon.diagnose.observer import admission, dimensions
 from gnomon.diagnose.run import look
-from gnomon.methods import LocalSteps, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.methods import LocalSteps, dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
+from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
 from gnomon.updates import gradients
@@ -151,6 +153,61 @@ def test_signal_to_noise_is_the_ratio_of_lengths():
     assert Diagnostics(print).record(silent)["unprotected/signal_to_noise"] is None
 
 
+def shares(updates, basis) -> torch.Tensor:
+    """How much of each update a plain matrix leaves, at the quantiles of a record."""
+    v, g = basis.dense(), updates.dense()
+    inside = (g @ v @ v.T).square().sum(1) / g.square().sum(1)
+    return torch.quantile(inside, torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64))
+
+
+def test_gep_s_energy_is_that_inside_its_public_subspace_without_the_residual():
+    view = look(trainer(gep(PUBLIC, rank=6)), PRIVATE.inputs, PRIVATE.targets)
+    record = Diagnostics(print, rank=5).record(view)
+    expected = shares(view.updates, view.basis.inside)
+    assert expected[2] < 0.99
+    assert record["unprotected/energy"] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert record["unprotected/energy/rank"] == 6
+    assert record["unprotected/energy/of"] == "method"
+    assert record["unprotected/norms_projected/mean"] < record["unprotected/norms/mean"]
+
+
+RANDOM = {name: EVERY[name] for name in ("rpdp", "rsdp")}
+SKETCHED = {
+    form.name: lambda form=form: dp_comp_minibatch("l2:5", sketch=10, form=form)
+    for form in (CLIP_AFTER_SKETCH, LINEAR_SKETCH)
+}
+
+
+@pytest.mark.parametrize("name", [*RANDOM, *SKETCHED])
+def test_directions_that_no_public_record_made_hold_no_public_energy(name):
+    view = look(trainer((RANDOM | SKETCHED)[name]()), PRIVATE.inputs, PRIVATE.targets)
+    alone = Diagnostics(print).record(view)
+    assert not [one for one in alone if "energy" in one]
+    assert ("unprotected/norms_projected" in alone) == (name in RANDOM)
+    assert ("projected" in alone["unprotected/cloud"]) == (name in RANDOM)
+    beside = Diagnostics(print, public=PUBLIC, rank=5).record(view)
+    public = shared_basis(gradients(network(), LOSS, PUBLIC.inputs, PUBLIC.targets), 5)
+    assert beside["unprotected/energy"] == pytest.approx(shares(view.updates, public).tolist(), rel=1e-6)
+    assert beside["unprotected/energy/of"] == "diagnosis"
+    for key in ("unprotected/signal_to_noise", "unprotected/bias/cosine", "unprotected/bias/ratio"):
+        assert beside[key] == alone[key]
+    same = name in RANDOM  # norms after the method's own projection do not depend on public records
+    assert (beside["unprotected/norms_projected"] == alone.get("unprotected/norms_projected")) == same
+
+
+def test_captions_say_whose_gradients_are_held_against_which_subspace():
+    def caption(method, name="subspace", **settings):
+        view = look(trainer(method), PRIVATE.inputs, PRIVATE.targets)
+        records = [Diagnostics(print, **{"rank": 5} | settings).record(view)]
+        return {one.name: one.caption for one in diagnostic_pictures(records)}[name]
+
+    said = caption(pcdp(PUBLIC, rank=6))
+    assert "private gradients in the method's public subspace (rank 6)" in said
+    assert "held-out public gradients in that of the other half (rank 5)" in said
+    assert "private gradients in the subspace of the public records (rank 5)" in caption(rpdp(rank=9), public=PUBLIC)
+    assert "private" not in caption(pcdp(PUBLIC, rank=6), public_only=True)
+
+
 def test_bias_of_orthogonal_vectors_is_zero():
     assert bias({"a": torch.tensor([1.0, 0.0])}, {"a": torch.tensor([0.0, 2.0])}) == (0.0, 0.5)
 
@@ -231,6 +288,22 @@ def test_local_steps_are_measured_in_units_of_their_step():
     assert Diagnostics(print).record(ours)[key] == pytest.approx(Diagnostics(print).record(plain)[key], rel=1e-4)
 
 
+def test_public_gradients_are_not_held_against_a_bound_for_displacements():
+    view = look(trainer(dp_lsgd(steps=3, lr=0.1)), PRIVATE.inputs, PRIVATE.targets)
+    record = Diagnostics(print, public=PUBLIC, rank=5).record(view)
+    told = {"clipped", "incremental", "bias/cosine", "bias/ratio"}
+    assert {name.removeprefix("unprotected/") for name in record if name.startswith("unprotected/")} >= told
+    assert not {name.removeprefix("public/") for name in record} & told
+    assert {"public/spectrum", "public/norms", "public/energy"} <= set(record)
+
+
+def test_the_caption_about_public_gradients_says_that_they_are_not_projected():
+    records = [{"epoch": 1.0, "public/bias/cosine": 0.9, "public/bias/ratio": 0.5}]
+    assert "clipped as they are, without projection" in diagnostic_pictures(records)[0].caption
+    records[0] |= {"unprotected/bias/cosine": 0.9, "unprotected/bias/ratio": 0.5}
+    assert "clipping and projection" in diagnostic_pictures(records)[0].caption
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -255,3 +328,36 @@ def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
     (out / "model.safetensors").unlink()
     assert main(["diagnose", str(out)]) == 2
     assert "no saved model" in capsys.readouterr().err
+
+
+SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "none"]
+
+
+def test_a_run_whose_method_has_no_public_records_is_diagnosed_on_those_it_started_from(tmp_path, capsys):
+    out = tmp_path / "run"
+    warm = ["--warm-start", "public", "--public", "100"]
+    assert main(["train", *SHORT, *warm, "--diagnose", "4", "--out", str(out)]) == 0
+    seen = json.loads((out / "diagnostics.jsonl").read_text().splitlines()[0])
+    assert {"public/spectrum", "unprotected/energy"} <= set(seen)
+    assert main(["diagnose", str(out), "--public-only"]) == 0, capsys.readouterr().err
+    record = json.loads((out / "diagnosis.json").read_text())
+    assert "public/spectrum" in record
+    assert not [name for name in record if name.startswith("unprotected")]
+
+
+def test_diagnostics_along_training_can_do_without_private_records(tmp_path, capsys, monkeypatch):
+    def read(self, *args):
+        raise AssertionError("a private update was read")
+
+    monkeypatch.setattr(Diagnostics, "_of_private", read)
+    flags = ["--method", "pcdp", "--rank", "5", *SHORT]
+    assert main(["train", *flags, "--diagnose", "4", "--diagnose-public-only", "--out", str(tmp_path / "a")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a/diagnostics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4]
+    assert all("public/spectrum" in line for line in lines)
+    assert main(["train", *flags, "--diagnose-public-only", "--out", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b/diagnostics.jsonl").exists()
+    capsys.readouterr()
+    assert main(["train", *SHORT, "--diagnose-public-only", "--out", str(tmp_path / "c")]) == 2
+    assert "diagnose-public-only" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import dataclasses
 import json
 import math
 import re
+import shlex
 
 import pytest
+import yaml
 
 from gnomon.cli import main
-from gnomon.config import TrainConfig
+from gnomon.commands.federate import add_federate
+from gnomon.commands.settings import settings_of
+from gnomon.commands.train import add_train
+from gnomon.config import TrainConfig, recipe
+from gnomon.federated_config import FederateConfig, federated_recipe
 from gnomon.report import Picture, render, training_pictures
 from gnomon.report import report as report_with_figures
 from gnomon.report.page import Section
 from gnomon.report.picture import blank
 from gnomon.report.read import read_run
+from gnomon.report.repeat import run_command
 from gnomon.report.words import guess, promise
 from gnomon.runs import train
 from gnomon.validate import SettingError
@@ -91,6 +100,19 @@ def test_no_guarantee_is_said_in_so_many_words():
     assert "no privacy claim" in promise(STATEMENT | {"guarantee": False})[0]
     assert "nothing is promised" in promise(STATEMENT | {"epsilon": None, "guarantee": False})[0]
     assert "differentially private" in promise(STATEMENT)[0]
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+def test_the_promise_is_about_what_the_statement_protects(adjacency, tmp_path):
+    records = STATEMENT | {"adjacency": adjacency}
+    clients = records | {"unit": "one client with all its records"}
+    assert "client" not in " ".join(promise(records))
+    assert "record" not in " ".join(promise(clients))
+    assert "because a client was there" in promise(clients)[-1]
+    page = report([folder_of_a_run(tmp_path / "run", clients)]).read_text()
+    assert "one client " in re.search(r"neighbouring data</th><td>([^<]*)", page)[1]
+    assert "10 clients a step" in page
+    assert "record" not in " ".join(promise(clients | {"adjacency": "of its own"}))
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -188,6 +210,18 @@ def test_pictures_are_files_too(tmp_path):
     assert (figures / "norms.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_page_without_unprotected_values_leaves_no_picture_of_them(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    figures = report_with_figures([place]).with_name("report-figures")
+    assert (figures / "norms.png").exists()
+    (figures / "notes.txt").write_text("somebody else's")
+    report_with_figures([place], unprotected=False)
+    left = {path.name for path in figures.iterdir()}
+    assert "notes.txt" in left
+    assert "accuracy.png" in left
+    assert not {"norms.png", "norms.svg"} & left
+
+
 def test_values_that_are_missing_or_infinite_leave_gaps():
     assert training_pictures([]) == []
     assert [one.name for one in training_pictures([{"epoch": 1, "epsilon": None, "validation/accuracy": 0.5}])] == [
@@ -254,6 +288,56 @@ def test_the_command_on_the_page_gives_the_same_settings(tmp_path):
     assert (tmp_path / "again/config.yaml").read_text() == (tmp_path / "first/config.yaml").read_text()
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again")]
     assert weights[0] == weights[1]
+
+
+def read_back(command: str):
+    """The settings that the command line makes of a command on a page."""
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    add_train(commands)
+    add_federate(commands)
+    args = parser.parse_args(shlex.split(command)[1:])
+    return settings_of(args, federated_recipe if args.command == "federate" else recipe)
+
+
+OWN = {
+    "comp-minibatch": {"sampler": "poisson", "constraint": "box:-1,1"},
+    "comp-gd": {"constraint": "l1:5"},
+    "comp-sgd": {"constraint": "l2:1", "batch_size": 256},
+    "dp-comp-gd": {"constraint": "nuclear:5,10", "sampler": "poisson", "form": "linear-sketch"},
+    "dp-comp-minibatch": {"constraint": "simplex", "noise_multiplier": 0.1 + 0.2},
+    "pcdp": {"scope": "per-tensor", "rank": 0.9},
+    "dp-lsgd": {"local_steps": 5, "local_lr": 1.23456789e-7},
+    "dp-sgd": {"lr": 1 / 3, "warm_start": "public", "public": 50},
+}
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist"])
+@pytest.mark.parametrize("method", OWN)
+def test_the_command_of_every_kind_of_method_gives_the_same_settings(method, data):
+    config = dataclasses.replace(recipe(data, method), method=method, epochs=2.5, **OWN[method])
+    assert read_back(run_command(yaml.safe_load(config.to_yaml()))) == config
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist"])
+@pytest.mark.parametrize("method", ["fedpcdp", "fedavg", "q-ffl", "moon"])
+def test_the_command_of_a_simulated_federation_gives_the_same_settings(method, data):
+    more = {"clients": 3, "rounds": 2, "partition": "dirichlet:0.1", "unit": "client", "q": 0.5, "batch_size": 256}
+    config = dataclasses.replace(federated_recipe(data), method=method, **more)
+    command = run_command(yaml.safe_load(config.to_yaml()))
+    assert command.startswith("gnomon federate --simulate ")
+    assert read_back(command) == config
+
+
+def test_a_deployed_federation_has_no_command_of_one_line(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    (place / "config.yaml").write_text(FederateConfig(method="fedavg", clients=3).to_yaml())
+    assert "gnomon federate --simulate --data digits --method fedavg --clients 3" in report([place]).read_text()
+    (place / "answered.jsonl").write_text("")
+    page = report([place]).read_text()
+    assert "<code>gnomon" not in page
+    assert "Repeat it" not in page
+    assert "does not say how it was made" not in page
 
 
 # -- in a browser ----------------------------------------------------------------------------------

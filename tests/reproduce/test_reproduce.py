@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import re
 import shlex
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from gnomon import __version__, compare
+from gnomon import __version__, compare, run_folder
 from gnomon.accounting import epsilon
 from gnomon.cli import main
 from gnomon.report import report
@@ -21,11 +22,11 @@ from gnomon.report.reproduction import of_reproduction
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.result import Row, markdown, plain_row
-from gnomon.reproduce.run import as_coded, cells_of, command
+from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
+from gnomon.reproduce.run import as_coded, cells_of, command, write
 from gnomon.reproduce.series import Series
 from gnomon.reproduce.words import three
-from gnomon.store import Store
+from gnomon.store import Store, packed, unpacked
 from gnomon.validate import SettingError
 
 TOY = {
@@ -144,6 +145,16 @@ def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
     assert found["RPDP-SGD, k = 800"].rank == 800
     assert found["DP-SGD from a public start"].warm_start == "public"
     assert len({(one.private, one.public, one.split_seed) for one in found.values()}) == 1
+
+
+def test_labels_keep_all_digits_and_values_with_commas(tmp_path):
+    own = {"lr": 0.123456789, "local-lr": 1 / 3, "local-steps": 2, "max-grad-norm": 1234567.25}
+    one = toy(tmp_path, lines={"a": {"method": "dp-sgd", "settings": own}})
+    config = cells_of(one, one.lines[0], 5.0)[0].config
+    assert (config.lr, config.local_lr, config.max_grad_norm) == (0.123456789, 1 / 3, 1234567.25)
+    held = {"method": "dp-comp-minibatch", "settings": {"constraint": "box:-1,1", "sketch": 20}}
+    one = toy(tmp_path, lines={"b": held})
+    assert cells_of(one, one.lines[0], 5.0)[0].config.constraint == "box:-1,1"
 
 
 def test_settings_may_hold_at_one_value_only():
@@ -304,6 +315,44 @@ def test_small_measures_keep_their_digits_and_say_what_they_are():
     section = of_reproduction(Reproduction("x", dataclasses.asdict(figure), [plain_row(row) for row in rows], ""))
     assert section.table.heads[1:5] == ("local steps", "measured", "published", "difference")
     assert [cell[0] for cell in section.table.rows[0][2:5]] == ["0.00234 ± 0.00012", "0.00310", "-0.00076"]
+
+
+def test_a_run_that_diverged_has_no_score(tmp_path):
+    key = "validation/loss"
+
+    def run(*losses):
+        rows = [{"epoch": float(n), key: value} for n, value in enumerate(losses, 1)]
+        return {"epsilon": 1.0, "accuracy": 0.1, "seconds": 1.0, "history": rows}
+
+    one = toy(tmp_path, measure=key, unit="", lines={"a": {"method": "dp-sgd", "published": {5: 0.5}}})
+    kept = [unpacked(packed(found)) for found in (run(2.0, 0.4), run(2.0, None), run(2.0, 0.6))]
+    assert [measured(key, found) for found in kept] == [0.4, None, 0.6]
+    assert measured(key, run(2.0, math.nan)) is None
+    assert measured("accuracy", {"accuracy": None}) is None
+    row = row_of(one, one.lines[0], 5.0, kept, None)
+    assert (row.seeds, row.runs) == (2, 3)
+    assert row.measured == pytest.approx(0.5)
+    assert "--seeds 3" in command(one, [row])
+    none = row_of(one, one.lines[0], 5.0, kept[1:2], None)
+    assert (none.measured, none.seeds) == (None, 0)
+    assert "| a | – (0.500) |" in markdown(one, [none])
+    assert "(0.500; –)" in markdown(one, [dataclasses.replace(none, measured=math.nan)])
+
+
+def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
+    one = toy(tmp_path)
+    rows = [Row("DP-SGD", 5.0, None, None, 60.0, None, 1, None, 1.0, None, 1.0)]
+    write(one, rows, tmp_path)
+    names = ("reproduction.json", "result.csv", "result.md")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.os, "fsync", full)
+    with pytest.raises(OSError, match="intact"):
+        write(one, [dataclasses.replace(rows[0], measured=61.0)], tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in names} == before
 
 
 def test_a_line_that_measures_something_else_says_what(tmp_path):

@@ -31,6 +31,9 @@ METHOD_SETTINGS = {
 }
 """Settings that only some methods have, and what the methods call them."""
 
+LOCAL_SETTINGS = ("local_steps", "local_lr", "local_momentum")
+"""Settings of local steps, which go with every method."""
+
 
 def build_method(config: TrainConfig, public: Records) -> Method:
     """The method that a config stands for; settings that it does not have are refused.
@@ -79,6 +82,18 @@ def _with_local_steps(config: TrainConfig, method: Method) -> Method:
     return dataclasses.replace(method, update=LocalSteps(steps, config.local_lr, config.local_momentum))
 
 
+def methods_with(setting: str) -> list[str]:
+    """The methods that have a setting.
+
+    >>> methods_with("mask_rate"), len(methods_with("local_steps")) == len(METHODS)
+    (['rsdp'], True)
+    """
+    if setting in LOCAL_SETTINGS:
+        return list(METHODS)
+    wanted = METHOD_SETTINGS[setting]
+    return [name for name, maker in METHODS.items() if wanted in inspect.signature(maker).parameters]
+
+
 def without_foreign_settings(config: TrainConfig) -> TrainConfig:
     """The config without settings that its method does not have, for comparisons where only some methods have them.
 
@@ -87,7 +102,7 @@ def without_foreign_settings(config: TrainConfig) -> TrainConfig:
     """
     wanted = inspect.signature(METHODS[_method_name(config)]).parameters
     foreign = [name for name in _changed(config) if METHOD_SETTINGS[name] not in wanted]
-    foreign += [] if config.method == "dp-lsgd" else ["local_steps", "local_lr", "local_momentum"]
+    foreign += [] if config.method == "dp-lsgd" else LOCAL_SETTINGS
     return dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in foreign})
 
 

@@ -17,7 +17,9 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="several methods, noise levels and seeds, side by side",
         description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
-        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0.",
+        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0. "
+        "Settings that only some methods have go to those; local steps given in common are for dp-lsgd, and other "
+        "methods take them by name: pcdp:local-steps=3.",
         epilog="examples:\n"
         "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
         "  gnomon compare --data mnist --private 10000 --public 100 --noise-multipliers 6,10,22 --epochs 80 \\\n"
@@ -47,6 +49,7 @@ def _compare(args: argparse.Namespace) -> int:
         levels = [float(level) for level in args.noise_multipliers.split(",")]
     except ValueError:
         raise SettingError("noise-multipliers", args.noise_multipliers, "numbers separated by commas") from None
+    compare.refuse_unheard(config, methods)
     if compare.PUBLIC_ONLY not in methods:
         methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     cells = compare.grid(config, methods, levels, args.seeds)

@@ -42,7 +42,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def add_diagnose_flag(parser: argparse.ArgumentParser) -> None:
-    """`gnomon train --diagnose [N]`."""
+    """`gnomon train --diagnose [N]` and `--diagnose-public-only`."""
     parser.add_argument(
         "--diagnose",
         type=int,
@@ -50,6 +50,11 @@ def add_diagnose_flag(parser: argparse.ArgumentParser) -> None:
         const=20,
         metavar="N",
         help="look inside every N steps (20 without a number) and write diagnostics.jsonl: unprotected",
+    )
+    parser.add_argument(
+        "--diagnose-public-only",
+        action="store_true",
+        help="the same without reading a private record: nothing in diagnostics.jsonl is unprotected",
     )
 
 

@@ -59,6 +59,7 @@ def _train(args: argparse.Namespace) -> int:
         checkpoint_every=args.checkpoint_every,
         tensorboard=args.tensorboard,
         diagnose_every=args.diagnose,
+        diagnose_public_only=args.diagnose_public_only,
     )
     return tell(run)
 

@@ -21,13 +21,18 @@ from gnomon.release import Admitted
 from gnomon.release.door import bounded, lengths
 from gnomon.subspaces import Basis, projected
 from gnomon.subspaces.basis import AmbientBasis
-from gnomon.subspaces.eigenspace import SharedBasis, mixing
+from gnomon.subspaces.eigenspace import SharedBasis, TensorBases, mixing
+from gnomon.subspaces.embedding import EmbeddingBasis
+from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.training.view import View
 from gnomon.updates import Updates, gradients
 from gnomon.updates.untouched import untouched
 
 EVERY = 20
 """Steps between two diagnoses unless told otherwise."""
+
+CLIPPED = ("clipped", "incremental", "bias/cosine", "bias/ratio")
+"""What a record says about clipping."""
 
 
 class Diagnostics:
@@ -84,7 +89,7 @@ class Diagnostics:
         }
         with untouched(view.moment.model):
             public = self._public(view)
-        shared: Basis | None = None
+        shared: SharedBasis | None = None
         if public is not None:
             found, shared = self._of_public(public, view)
             record |= {f"public/{name}": value for name, value in found.items()}
@@ -107,7 +112,7 @@ class Diagnostics:
         usable = torch.isfinite(updates.norms()).nonzero().squeeze(1)
         return updates.select(usable) if len(usable) >= 4 else None
 
-    def _of_public(self, public: Updates, view: View) -> tuple[dict[str, Any], Basis]:
+    def _of_public(self, public: Updates, view: View) -> tuple[dict[str, Any], SharedBasis]:
         """Spectrum, skew between halves, drift since last time, and the held-out half's portrait."""
         inner, dtype = gram(public), public.losses.dtype
         ours, theirs = torch.arange(0, len(public), 2), torch.arange(1, len(public), 2)
@@ -117,10 +122,12 @@ class Diagnostics:
         half = SharedBasis(public.select(ours), first.to(dtype))
         held_out = public.select(theirs)
         clip = admission(held_out, Flat(), view.max_grad_norm)
-        sitter = Sitter(held_out, clip, held_out, dict, half)
+        sitter = Sitter(held_out, clip, held_out, dict, half, half)
         record, _ = portrait(
             sitter, bound=view.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
         )
+        if view.method.displaces:  # the bound is for displacements, and these are gradients
+            record = {name: value for name, value in record.items() if name not in CLIPPED}
         record |= {"skew": spectral, "skew/frobenius": frobenius, "angles": angles(overlap).tolist()}
         whole = mixing(inner, self.rank, torch.float64)
         if self._last is not None:
@@ -129,10 +136,12 @@ class Diagnostics:
         self._last = public, whole
         return record, SharedBasis(public, whole.to(dtype))
 
-    def _of_private(self, view: View, shared: Basis | None) -> dict[str, Any]:
+    def _of_private(self, view: View, shared: SharedBasis | None) -> dict[str, Any]:
         """The portrait of the step's updates, and how they compare with the noise."""
         ambient = isinstance(view.basis, AmbientBasis)
-        sitter = Sitter(view.updates, view.admitted, view.updates, dict, shared if ambient else view.basis)
+        own = made_of_public(view.basis)
+        public = shared if own is None else own
+        sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(view.basis, public), public)
         if not ambient and view.method.project == "before":
             sitter = replace(sitter, seen=view.basis.coordinates(view.updates), lift=view.basis.lift)
         elif not ambient:
@@ -145,11 +154,29 @@ class Diagnostics:
             records=self.records,
             shown=self.shown,
         )
+        if "energy" in record:
+            record["energy/of"] = "diagnosis" if own is None else "method"
         if record:
             deviation = view.noise_multiplier * view.max_grad_norm
             ratio = signal_to_noise(signal * view.expected_batch_size, deviation, dimensions(view))
             record["signal_to_noise"] = ratio if ratio < float("inf") else None
         return record
+
+
+def made_of_public(basis: Basis) -> SharedBasis | TensorBases | None:
+    """The subspace of public gradients in a method's basis, if it has one; a residual beside it is no part of it."""
+    if isinstance(basis, EmbeddingBasis):
+        return basis.inside
+    return basis if isinstance(basis, SharedBasis | TensorBases) else None
+
+
+def looked_into(basis: Basis, public: SharedBasis | TensorBases | None) -> Basis | None:
+    """Where norms after projection are taken: in the public subspace, or in random directions that are orthonormal.
+
+    A sketch is not: it stretches some updates and shrinks others.
+    """
+    random = not isinstance(basis, AmbientBasis | EmbeddingBasis | SketchBasis | SharedBasis | TensorBases)
+    return basis if random else public
 
 
 def dimensions(view: View) -> float:

@@ -16,6 +16,7 @@ from gnomon.diagnose.overlap import energy_inside
 from gnomon.diagnose.spectrum import components, gap, gram, spectrum
 from gnomon.release import Admitted
 from gnomon.subspaces import Basis
+from gnomon.subspaces.eigenspace import SharedBasis, TensorBases
 from gnomon.updates import Updates
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -34,7 +35,9 @@ class Sitter:
     lift: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     """From a sum of them to what the model would get without noise."""
     basis: Basis | None
-    """The subspace that they are held against, if any."""
+    """The subspace into which they are projected to be looked at, if any; orthonormal."""
+    public: SharedBasis | TensorBases | None
+    """The public subspace that is to hold their energy, if any."""
 
     def select(self, index: Tensor) -> Sitter:
         """Some of the samples."""
@@ -78,7 +81,10 @@ def portrait(
         inside = sitter.basis.coordinates(updates)
         record["norms_projected"] = quantiles(inside.norms())
         record["norms_projected/mean"] = float(inside.norms().mean())
-        record["energy"] = quantiles(energy_inside(inside, updates))
+    if sitter.public is not None:
+        seen = inside if sitter.public is sitter.basis else sitter.public.coordinates(updates)
+        record["energy"] = quantiles(energy_inside(seen, updates))
+        record["energy/rank"] = sitter.public.rank
     return record, length(clipped)
 
 

@@ -47,7 +47,13 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     loader = Loader(split.private)
     size = 0 if public_only else max(whole, config.batch_size)
     view = look(trainer, *loader.take(shuffle(len(loader), SecureNoise())[:size]))
-    observer = Diagnostics(lambda record: None, rank=rank, records=records, public_only=public_only)
+    observer = Diagnostics(
+        lambda record: None,
+        public=beside(trainer, split.public),
+        rank=rank,
+        records=records,
+        public_only=public_only,
+    )
     record = observer.record(view)
     steps = _steps(folder)
     record |= {"step": steps, "epoch": steps / trainer.plan.steps_per_epoch}
@@ -55,6 +61,11 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     partial.write_text(json.dumps(record))
     partial.replace(folder / "diagnosis.json")
     return record
+
+
+def beside(trainer: Trainer, public: Any) -> Any:
+    """The public records of a run whose method has none of its own, such as those of a warm start; None without any."""
+    return public if trainer.method.public is None and len(public) else None
 
 
 def look(trainer: Trainer, inputs: Any, targets: Any) -> View:

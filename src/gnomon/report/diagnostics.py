@@ -119,15 +119,38 @@ def _components(records: Records) -> Picture | None:
 
 def _subspace(records: Records) -> Picture | None:
     lines = (
-        Line("unprotected/energy", "energy of private gradients inside", RUST, value=_middle),
-        Line("public/energy", "energy of held-out public ones inside", BLUE, value=_middle),
+        Line("unprotected/energy", "private gradients", RUST, value=_middle),
+        Line("public/energy", "held-out public gradients", BLUE, value=_middle),
         Line("public/skew/frobenius", "skew between halves of the public records", GREY, "--"),
     )
-    caption = "Share of gradients' energy inside the public subspace (median), and how far two halves of it differ."
-    picture = _over_time(records, lines, "subspace", caption, "share (0 to 1)")
+    picture = _over_time(records, lines, "subspace", _of_energy(records), "share (0 to 1)")
     if picture is not None:
         picture.figure.axes[0].set_ylim(0, 1.02)
     return picture
+
+
+def _of_energy(records: Records) -> str:
+    """What the lines about energy show, in which subspace each."""
+    said = []
+    if private := _with(records, "unprotected/energy"):
+        own = {
+            "method": "the method's public subspace",
+            "diagnosis": "the subspace of the public records",
+        }.get(private[-1].get("unprotected/energy/of", ""), "the public subspace")
+        said.append(f"private gradients in {own}{_rank(private[-1], 'unprotected')}")
+    if public := _with(records, "public/energy"):
+        half = "that" if said else "the subspace"
+        said.append(f"held-out public gradients in {half} of the other half{_rank(public[-1], 'public')}")
+    halves = "How far the subspaces of two halves of the public records differ."
+    if not said:
+        return halves
+    shares = f"Share of gradients' energy inside public subspaces (median): {', and '.join(said)}."
+    return f"{shares} {halves}" if _with(records, "public/skew/frobenius") else shares
+
+
+def _rank(record: dict[str, Any], source: str) -> str:
+    rank = record.get(f"{source}/energy/rank")
+    return "" if rank is None else f" (rank {rank})"
 
 
 def _angles(records: Records) -> Picture | None:
@@ -177,7 +200,12 @@ def _bias(records: Records) -> Picture | None:
         Line(f"{source}/bias/ratio", "length over the true mean's", RUST),
         Line(f"{source}/clipped", "share of updates clipped", GREY, "--"),
     )
-    caption = f"What clipping and projection do to the mean of {SOURCES[source]}: its direction and its length."
+    whose = {
+        "unprotected": "What clipping and projection do to the mean of private gradients",
+        "public": "What clipping does to the mean of gradients of held-out public records, clipped as they are, "
+        "without projection",
+    }
+    caption = f"{whose[source]}: its direction and its length."
     return _over_time(records, lines, "bias", caption, "ratio")
 
 

@@ -16,11 +16,12 @@ from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
 from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, TrainingRun, read_run
-from gnomon.report.repeat import compare_command, train_command
+from gnomon.report.repeat import compare_command, run_command
 from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
-from gnomon.report.words import NEIGHBOURS, promise
+from gnomon.report.words import neighbours, noun, promise
+from gnomon.run_folder import PICTURES, clear_folder
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
@@ -50,12 +51,18 @@ def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: boo
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(render(sections, overview))
         if figures:
-            for one in sections:
-                for picture in one.drawn:
-                    picture.save(path.with_name(f"{path.stem}-figures"))
+            _save(sections, path.with_name(f"{path.stem}-figures"))
     except OSError as error:
         raise SettingError("out", str(path), f"a file that can be written ({error.strerror})") from None
     return path
+
+
+def _save(sections: Sequence[Section], folder: Path) -> None:
+    """The pictures of the page as files. Those of an earlier page go first: they may show what this one leaves out."""
+    clear_folder(folder, PICTURES)
+    for one in sections:
+        for picture in one.drawn:
+            picture.save(folder)
 
 
 def render(sections: Sequence[Section], overview: Table | None = None) -> str:
@@ -97,7 +104,8 @@ def _of_training(run: TrainingRun) -> Section:
         kind="run",
         pictures=training_pictures(run.history, run.public_only.get("accuracy")),
         inside=diagnostic_pictures(run.diagnostics),
-        command=train_command(config),
+        command=run_command(config, deployed=run.deployed),
+        repeatable=not run.deployed,
         promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
         guarantee=statement.get("guarantee"),
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
@@ -128,16 +136,15 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
 
 
 def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    adjacency = statement["adjacency"]
     return [
         ("protected unit", statement["unit"]),
-        ("neighbouring data", f"{NEIGHBOURS.get(adjacency, adjacency)} ({adjacency})"),
+        ("neighbouring data", f"{neighbours(statement)} ({statement['adjacency']})"),
         ("method", statement["method"]),
         ("sampling", statement["sampler"]),
         ("accountant", statement["accountant"]),
         ("noise multiplier", f"{statement['noise_multiplier']:.6g} clip bounds"),
         ("clip bound", f"{statement['max_grad_norm']:g}"),
-        ("divisor", f"{statement['expected_batch_size']:g} records a step (declared, not counted)"),
+        ("divisor", f"{statement['expected_batch_size']:g} {noun(statement)}s a step (declared, not counted)"),
         ("noisy steps released", f"{statement['steps']:,}"),
     ]
 

@@ -13,11 +13,16 @@ from gnomon.store import unpacked
 from gnomon.validate import SettingError
 
 UNPROTECTED = "unprotected/"
+ANSWERED = "answered.jsonl"
+"""A file that only the server of a deployed federation leaves."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A folder that `gnomon train` left. Everything but its name may be empty: the run may have been killed."""
+    """A folder that `gnomon train` or `gnomon federate` left.
+
+    Everything but its name may be empty: the run may have been killed.
+    """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -29,6 +34,8 @@ class TrainingRun:
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     public_only: dict[str, Any] = field(default_factory=dict)
     """What the run's public records give alone, if it had any."""
+    deployed: bool = False
+    """Whether it is the server's part of a federation of real sites, which one command cannot repeat."""
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -105,6 +112,7 @@ def _training(folder: Path, unprotected: bool) -> TrainingRun:
         _json(folder / "audit.json"),
         diagnostics if unprotected else [_protected(one) for one in diagnostics],
         _json(folder / "public-only.json"),
+        (folder / ANSWERED).exists(),
     )
 
 
@@ -112,12 +120,21 @@ def _comparison(folder: Path, unprotected: bool) -> ComparedRuns:
     with (folder / "comparison.csv").open(newline="") as file:
         rows = [_row(one, folder / "comparison.csv") for one in csv.DictReader(file)]
     plan = _json(folder / "comparison.json")
-    wanted = plan.get("cells")
-    files = sorted((folder / "cells").glob("*.json"))
-    cells = [unpacked(_json(path)) for path in files if wanted is None or path.stem in wanted]
+    cells = _cells(folder / "cells", plan.get("cells"))
     if not unprotected:
         cells = [cell | {"history": [_protected(one) for one in cell.get("history", [])]} for cell in cells]
     return ComparedRuns(folder.resolve().name, rows, cells, plan, plan.get("environment", {}))
+
+
+def _cells(folder: Path, wanted: list[Any] | None) -> list[dict[str, Any]]:
+    """The finished cells of a comparison, under its own labels: a cell may have been run under another one.
+
+    Older plans are lists of keys, and the oldest folders have none; their cells keep the label that they were run with.
+    """
+    if wanted and all(isinstance(one, list) for one in wanted):
+        found = [(label, _json(folder / f"{key}.json")) for label, key in wanted]
+        return [unpacked(cell) | {"label": label} for label, cell in found if cell]
+    return [unpacked(_json(path)) for path in sorted(folder.glob("*.json")) if wanted is None or path.stem in wanted]
 
 
 def _reproduction(folder: Path, unprotected: bool) -> Reproduction:

@@ -6,19 +6,41 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.config import recipe
+from gnomon.config import TrainConfig, as_text, recipe
+from gnomon.federated_config import NOT_FEDERATED, federated_recipe
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
 """Settings that a comparison varies itself."""
 
 
+def run_command(config: Mapping[str, Any], *, deployed: bool = False) -> str:
+    """What repeats a run: training or a simulated federation. A deployment has no command of one line.
+
+    >>> run_command({"data": "digits", "method": "fedavg", "clients": 3, "rounds": 10})
+    'gnomon federate --simulate --data digits --method fedavg --clients 3'
+    """
+    if not ("clients" in config and "rounds" in config):
+        return train_command(config)
+    return "" if deployed else federate_command(config)
+
+
 def train_command(config: Mapping[str, Any]) -> str:
-    """`gnomon train` with every setting that is not the default for its data set.
+    """`gnomon train` with every setting that is not the default for its data set and method.
 
     >>> train_command({"data": "digits", "epochs": 5.0, "lr": 1.0, "target-epsilon": 1.0})
     'gnomon train --data digits --epochs 5 --target-epsilon 1'
     """
-    return _command(["gnomon", "train"], config)
+    return _command(["gnomon", "train"], config, _defaults(config))
+
+
+def federate_command(config: Mapping[str, Any]) -> str:
+    """`gnomon federate --simulate` with every setting that is not the default and that rounds have a use for.
+
+    >>> federate_command({"data": "mnist", "lr": 5.0, "rounds": 3, "epochs": 30.0})
+    'gnomon federate --simulate --data mnist --rounds 3'
+    """
+    used = {key: value for key, value in config.items() if key.replace("-", "_") not in NOT_FEDERATED}
+    return _command(["gnomon", "federate", "--simulate"], used, federated_recipe(_data(config)))
 
 
 def compare_command(
@@ -29,18 +51,25 @@ def compare_command(
     >>> compare_command({"data": "digits", "epochs": 5.0}, ["dp-sgd", "pcdp:rank=5"], [2.0], 3)
     'gnomon compare --methods dp-sgd,pcdp:rank=5 --noise-multipliers 2 --seeds 3 --data digits --epochs 5'
     """
-    levels = ",".join(f"{level:g}" for level in noise_multipliers)
+    levels = ",".join(map(as_text, noise_multipliers))
     start = ["gnomon", "compare", "--methods", ",".join(methods), "--noise-multipliers", levels, "--seeds", str(seeds)]
-    return _command(start, {key: value for key, value in config.items() if key.replace("-", "_") not in GRID})
+    given = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
+    return _command(start, given, recipe(_data(config)))
 
 
-def _command(words: list[str], config: Mapping[str, Any]) -> str:
-    data = str(config.get("data", "digits"))
-    default = vars(recipe(data))
-    words += ["--data", data]
+def _data(config: Mapping[str, Any]) -> str:
+    return str(config.get("data", TrainConfig().data))
+
+
+def _defaults(config: Mapping[str, Any]) -> TrainConfig:
+    return recipe(_data(config), str(config.get("method", TrainConfig().method)))
+
+
+def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig) -> str:
+    words += ["--data", defaults.data]
     for key, value in config.items():
         name = key.replace("-", "_")
-        if name != "data" and value is not None and value != default.get(name):
-            text = f"{value:.12g}" if isinstance(value, float) else str(value)
-            words += [f"--{name.replace('_', '-')}", text]
+        if name != "data" and value is not None and value != getattr(defaults, name, None):
+            flag, text = f"--{name.replace('_', '-')}", as_text(value)
+            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return shlex.join(words)

@@ -41,6 +41,8 @@ class Section:
     audit: dict[str, Any] = field(default_factory=dict)
     environment: list[tuple[str, str]] = field(default_factory=list)
     seeded: bool = False
+    repeatable: bool = True
+    """Whether a command could repeat it."""
 
     @property
     def drawn(self) -> list[Picture]:

@@ -7,19 +7,38 @@ from collections.abc import Mapping
 from typing import Any
 
 QUESTION = {
-    "add-remove": "whether a given record was used at all",
-    "zero-out": "whether a given record was used at all",
-    "replace-one": "which of two records was used",
+    "add-remove": "whether a given {noun} was used at all",
+    "zero-out": "whether a given {noun} was used at all",
+    "replace-one": "which of two {noun}s was used",
 }
 NEIGHBOURS = {
-    "add-remove": "one record is added or removed",
-    "zero-out": "one record counts or counts as nothing",
-    "replace-one": "one record is replaced by another",
+    "add-remove": "one {noun} is added or removed",
+    "zero-out": "one {noun} counts or counts as nothing",
+    "replace-one": "one {noun} is replaced by another",
 }
+
+
+def noun(statement: Mapping[str, Any]) -> str:
+    """What is protected: a record, or a client with all its records.
+
+    >>> noun({"unit": "one client with all its records"}), noun({"unit": "one record of one client"})
+    ('client', 'record')
+    """
+    return "client" if str(statement.get("unit", "")).startswith("one client") else "record"
+
+
+def neighbours(statement: Mapping[str, Any]) -> str:
+    """How neighbouring data differ.
+
+    >>> neighbours({"adjacency": "add-remove", "unit": "one client with all its records"})
+    'one client is added or removed'
+    """
+    adjacency = statement["adjacency"]
+    return NEIGHBOURS[adjacency].format(noun=noun(statement)) if adjacency in NEIGHBOURS else str(adjacency)
 
 
 def promise(statement: Mapping[str, Any]) -> list[str]:
-    """What the run promises to a person whose record was used, one short paragraph each.
+    """What the run promises to those whose data were used, one short paragraph each.
 
     >>> said = promise({"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove", "guarantee": True})
     >>> said[1]
@@ -27,8 +46,8 @@ def promise(statement: Mapping[str, Any]) -> list[str]:
 73.1 % of the time after seeing the model. Tossing a coin gives 50 %.'
     """
     epsilon, delta = statement.get("epsilon"), float(statement["delta"])
-    neighbours = NEIGHBOURS.get(statement["adjacency"], statement["adjacency"])
-    question = QUESTION.get(statement["adjacency"], "about a record")
+    what = noun(statement)
+    question = QUESTION.get(statement["adjacency"], "about a {noun}").format(noun=what)
     if epsilon is None:
         return ["No noise was added: nothing is promised to anybody."]
     if not statement["guarantee"]:
@@ -38,11 +57,11 @@ def promise(statement: Mapping[str, Any]) -> list[str]:
         ]
     return [
         f"The trained model is differentially private: epsilon = {epsilon:.3f} at delta = {delta:g}, "
-        f"when {neighbours}.",
+        f"when {neighbours(statement)}.",
         f"Somebody who has to guess {question}, and knows everything else, is right at most "
         f"{100 * guess(epsilon, delta):.1f} % of the time after seeing the model. Tossing a coin gives 50 %.",
         "Put another way: whatever anybody might conclude from the model becomes at most "
-        f"{math.exp(min(epsilon, 700)):.3g} times as likely because a record was there, "
+        f"{math.exp(min(epsilon, 700)):.3g} times as likely because a {what} was there, "
         f"up to a probability of {delta:g}.",
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gnomon.config import TrainConfig, recipe
+from gnomon.config import TrainConfig, as_text, recipe
 from gnomon.diagnose import Looks
 from gnomon.validate import SettingError
 
@@ -42,7 +42,7 @@ class Line:
         own = self.settings | self.at.get(value, {})
         if axis not in (NOISE, BUDGET):
             own = own | {axis: value}
-        text = ",".join(f"{key}={one:g}" if isinstance(one, float) else f"{key}={one}" for key, one in own.items())
+        text = ",".join(f"{key}={as_text(one)}" for key, one in own.items())
         return f"{self.method}:{text}" if text else self.method
 
 

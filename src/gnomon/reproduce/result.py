@@ -13,9 +13,8 @@ from typing import Any
 
 from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, series_of
-from gnomon.reproduce.series import rows as rows_of
 from gnomon.reproduce.words import difference, head, named, spoken, spread, three
-from gnomon.store import INFINITE, finite, made_with, made_words, rounded
+from gnomon.store import ALONG, INFINITE, finite, made_with, made_words, rounded
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class Row:
     """What the picture shows, where one number is not enough."""
     made: list[str] = field(default_factory=list)
     """Versions that the runs were made with; "" for those that do not say."""
+    runs: int = 0
+    """How many runs there are; `seeds` counts those with a score, as a run that diverged has none."""
 
     @property
     def difference(self) -> float | None:
@@ -69,13 +70,14 @@ def row_of(
         off,
         statistics.fmean(scores) if scores else None,
         statistics.stdev(scores) if len(scores) > 1 else None,
-        len(results),
+        len(scores),
         experiment.paper_epsilon.get(value) if private else None,
         results[0]["epsilon"],
         as_coded if private else None,
         statistics.fmean(one["seconds"] for one in results),
         series_of(experiment, line, results),
         made_with(results),
+        len(results),
     )
 
 
@@ -97,15 +99,25 @@ def plain_row(row: Row) -> dict[str, Any]:
 
 
 def measured(measure: str, result: dict[str, Any]) -> float | None:
-    """What is measured in a run: its accuracy in per cent, or the last value of a metric.
+    """What is measured in a run: its accuracy in per cent, or the last value of a metric; nothing if it diverged.
 
     >>> measured("accuracy", {"accuracy": 0.91})
     91.0
+    >>> measured("loss", {"history": [{"epoch": 1.0, "loss": 0.5}, {"epoch": 2.0, "loss": None}]}) is None
+    True
     """
     if measure == "accuracy":
-        return 100 * float(result["accuracy"])
-    values = [row[measure] for row in rows_of(result) if row.get(measure) is not None]
-    return float(values[-1]) if values else None
+        return _number(result["accuracy"], 100)
+    for part in reversed(ALONG):
+        rows = result.get(part, [])
+        if any(measure in row for row in rows):
+            return _number(rows[-1].get(measure))  # a value that is not finite is not there, or None
+    return None
+
+
+def _number(value: float | None, scale: float = 1) -> float | None:
+    """A finite number, or nothing."""
+    return None if value is None or not math.isfinite(value) else scale * float(value)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -116,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = [one.name for one in dataclasses.fields(Row) if one.name not in ("series", "made")]
+    names = [one.name for one in dataclasses.fields(Row) if one.name not in ("series", "made", "runs")]
     writer.writerow([*names, "difference", "made"])
     for row in rows:
         writer.writerow([*(getattr(row, name) for name in names), row.difference, "; ".join(filter(None, row.made))])

@@ -19,6 +19,7 @@ from gnomon.data import load
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
+from gnomon.run_folder import write_whole
 from gnomon.validate import SettingError, positive, whole
 
 
@@ -175,7 +176,9 @@ def command(experiment: Experiment, rows: Sequence[Row]) -> str:
     "gnomon reproduce pcdp-table2 --seeds 1 --cells 'PDP-SGD, k = 100@6'"
     """
     words = ["gnomon", "reproduce", experiment.source or experiment.name]
-    words += ["--seeds", str(max(row.seeds for row in rows))] + (["--fast"] if experiment.is_fast else [])
+    words += ["--seeds", str(max(max(row.seeds, row.runs) for row in rows))] + (
+        ["--fast"] if experiment.is_fast else []
+    )
     cells = []
     for name in dict.fromkeys(row.line for row in rows):
         values = [row.value for row in rows if row.line == name]
@@ -188,10 +191,10 @@ def command(experiment: Experiment, rows: Sequence[Row]) -> str:
 def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.csv").write_text(table(rows))
-    (folder / "result.md").write_text(markdown(experiment, rows))
+    write_whole(folder / "result.csv", table(rows).encode(), shared=True)
+    write_whole(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
     if any(row.series for row in rows):
-        (folder / "series.csv").write_text(series_table(rows))
+        write_whole(folder / "series.csv", series_table(rows).encode(), shared=True)
     for one in pictures(experiment, rows):
         one.save(folder)
     settings = {name: value for name, value in experiment.settings.items() if name != "data-dir"}  # nobody else's
@@ -200,4 +203,4 @@ def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
         "rows": [plain_row(row) for row in rows],
         "command": command(experiment, rows),
     }
-    (folder / "reproduction.json").write_text(json.dumps(kept, indent=1) + "\n")
+    write_whole(folder / "reproduction.json", f"{json.dumps(kept, indent=1)}\n".encode(), shared=True)

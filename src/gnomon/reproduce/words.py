@@ -78,9 +78,11 @@ def spread(value: float | None) -> str:
 def difference(measured: float, published: float) -> str:
     """Measured minus published, with as many decimals as three digits of both need.
 
-    >>> difference(90.3, 91.91), difference(0.0125, 0.012)
-    ('-1.6', '+0.0005')
+    >>> difference(90.3, 91.91), difference(0.0125, 0.012), difference(math.nan, 1.0)
+    ('-1.6', '+0.0005', '–')
     """
+    if not math.isfinite(measured - published):
+        return "–"
     decimals = [2 - math.floor(math.log10(abs(one))) for one in (measured, published) if one]
     return f"{measured - published:+.{max(0, *decimals, 0)}f}"
 

@@ -64,6 +64,11 @@ class EmbeddingBasis:
         self._inside, self._residual = inside, residual
         self.like = {**inside.like, **like}
 
+    @property
+    def inside(self) -> SharedBasis:
+        """The public subspace alone, without the residual."""
+        return self._inside
+
     def coordinates(self, updates: Updates) -> Updates:
         inside = self._inside.coordinates(updates).leaves[COORDINATES]
         values = inside.dense()  # (B, k)
