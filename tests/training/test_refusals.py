@@ -75,6 +75,46 @@ def test_hidden_dependence_is_found_before_the_first_release(mix):
     assert t.account.steps == 0
 
 
+class Longest(nn.Module):
+    """Reads its state where the batch's longest sequence ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.state, self.score = nn.Embedding(50, 8, padding_idx=0), nn.GRU(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        last = (x != 0).sum(1).max() - 1
+        return self.score(self.state(self.embed(x).transpose(0, 1))[0].index_select(0, last[None])[0])
+
+
+def padded(n: int = 16, length: int = 20) -> torch.Tensor:
+    ends = torch.randperm(length)[:n].clamp(min=2)
+    return torch.randint(1, 50, (n, length)).where(torch.arange(length) < ends[:, None], 0)
+
+
+@pytest.mark.parametrize(
+    "model, inputs",
+    [
+        (Wrapped(lambda x: x / x.max()), torch.rand(16, 4) + 0.5),
+        (Wrapped(lambda x: x / x.amax(0, keepdim=True)), torch.rand(16, 4) + 0.5),
+        (Wrapped(lambda x: x / x.max()), torch.randint(0, 100, (16, 4))),
+        (nn.Sequential(Wrapped(lambda x: x / x.max()), nn.Dropout(0.1)), torch.rand(16, 4) + 0.5),
+        (Longest(), padded()),
+    ],
+    ids=["largest", "largest by column", "largest whole number", "behind dropout", "longest sequence"],
+)
+def test_what_depends_on_the_batch_s_extremes_is_refused(model, inputs):
+    for _ in range(3):
+        with pytest.raises(NotPrivate, match="mixes samples"):
+            build(model).check((inputs, torch.arange(16) % 2))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 30])
+def test_few_records_and_large_examples_pass_where_samples_are_independent(size):
+    inputs, targets = torch.randn(size, 4), torch.arange(size) % 2
+    build(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 2)), example=(inputs, targets))
+
+
 def test_dependence_is_found_at_construction_when_an_example_is_given():
     with pytest.raises(NotPrivate):
         build(Wrapped(lambda x: x - x.mean(0)), example=data(4))
