@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -93,7 +95,7 @@ def padded(n: int = 16, length: int = 20) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "model, inputs",
+    ("model", "inputs"),
     [
         (Wrapped(lambda x: x / x.max()), torch.rand(16, 4) + 0.5),
         (Wrapped(lambda x: x / x.amax(0, keepdim=True)), torch.rand(16, 4) + 0.5),
@@ -152,6 +154,53 @@ def test_buffers_that_a_forward_pass_changes_are_refused():
     with pytest.raises(NotPrivate, match="'seen'"):
         t.fit(data(4))
     assert not model.seen.any()
+
+
+class Balanced(nn.Module):
+    """Counts classes for later, when it will weigh by the counts."""
+
+    reduction = "mean"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2))
+
+    def forward(self, outputs, targets):
+        self.counts += torch.bincount(targets, minlength=2)
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Caller:
+    def __init__(self, criterion) -> None:
+        self.criterion = criterion
+
+    def __call__(self, outputs, targets):
+        return self.criterion(outputs, targets)
+
+    def named(self, outputs, targets):
+        return self.criterion(outputs, targets)
+
+
+@pytest.mark.filterwarnings("ignore:.*reduces over the batch")
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda loss: loss,
+        lambda loss: lambda outputs, targets: loss(outputs, targets),
+        lambda loss: functools.partial(loss),
+        lambda loss: loss.forward,
+        Caller,
+        lambda loss: Caller(loss).named,
+    ],
+    ids=["itself", "closure", "partial", "method", "attribute", "attribute of a method's owner"],
+)
+def test_a_loss_that_keeps_what_it_saw_is_refused_and_put_back(wrap):
+    loss = Balanced()
+    t = build(nn.Linear(4, 2), wrap(loss))
+    with pytest.raises(NotPrivate, match=r"changes 'loss\.counts'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
+    assert loss.counts.tolist() == [0, 0]
 
 
 def test_instance_norm_with_running_statistics_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from gnomon.training.refusals import NotPrivate
 from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.losses import modules
 from gnomon.updates.untouched import untouched
 
 FEW = 8
@@ -71,18 +72,30 @@ def unlike(targets: Any, position: int) -> Tensor:
     return found
 
 
+def of_loss(model: nn.Module, loss: Loss) -> dict[str, nn.Module]:
+    """The modules of a loss that are not the model's, by name.
+
+    >>> of_loss(nn.Linear(1, 1), nn.MSELoss(reduction="none"))
+    {'loss': MSELoss()}
+    """
+    own = set(model.modules())
+    found = [module for module in modules(loss) if module not in own]
+    return {"loss" if not number else f"loss {number + 1}": module for number, module in enumerate(found)}
+
+
 def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
     """Runs the update on a few records, then changes the company they are in, and compares.
 
     The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
     batch norm, batch means, a batch's maximum or longest sequence, ranking losses, losses balanced or standardised
-    within the batch, and buffers that a forward pass changes. Random numbers are the same in each run; where there are
-    some, the runs with fewer records have constants in their place. The model is left as it was.
+    within the batch, and buffers of model or loss that a forward pass changes. Random numbers are the same in each run;
+    where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
+    were.
     """
     size = batch_size(inputs)
     if size < 2:
         return
-    with untouched(model, parameters=True) as before:
+    with untouched(model, parameters=True, beside=of_loss(model, loss)) as before:
         if not model.training:
             model.train()
         chance = Chance(model)
@@ -96,7 +109,7 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
                 return update(model, loss, *records)
 
         if touched := before.changed():
-            _refuse_touched(model, touched)
+            refuse_touched(touched)
         still = whole
         for how, kept, records in _variants(inputs, targets):
             constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
@@ -128,11 +141,11 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: change(t) if t.dim() else t, tree)
 
 
-def _refuse_touched(model: nn.Module, touched: str) -> None:
-    what = "parameter" if touched in dict(model.named_parameters()) else "buffer"
+def refuse_touched(touched: str) -> NoReturn:
+    """Refuses a buffer or a parameter that was written to without noise, by its name."""
     raise NotPrivate(
-        f"a training forward pass changes the {what} '{touched}': what it reads off people's records would "
-        "end up in the saved model; build the module without running statistics "
+        f"a training forward pass changes '{touched}', a buffer or parameter: what it reads off people's records would "
+        "end up in the saved model, or in the updates of others; build the module without running statistics "
         "(track_running_stats=False) or whatever else writes there"
     )
 
