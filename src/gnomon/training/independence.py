@@ -144,8 +144,8 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 def refuse_touched(touched: str) -> NoReturn:
     """Refuses a buffer or a parameter that was written to without noise, by its name."""
     raise NotPrivate(
-        f"a training forward pass changes '{touched}', a buffer or parameter: what it reads off people's records would "
-        "end up in the saved model, or in the updates of others; build the module without running statistics "
+        f"a training forward pass changes the buffer or parameter '{touched}': what it reads off people's records "
+        "would end up in the saved model, or in the updates of others; build the module without running statistics "
         "(track_running_stats=False) or whatever else writes there"
     )
 

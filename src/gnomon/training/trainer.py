@@ -27,6 +27,7 @@ from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate
+from gnomon.training.independence import of_loss, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -39,6 +40,7 @@ from gnomon.training.refusals import (
 )
 from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.statement import Statement, ledger_note
+from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
@@ -146,6 +148,7 @@ class Trainer:
         self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
+        self._unmoved: tuple[Loss, Unmoved] | None = None
         self._drawn = 0
         self._sequence: Draws | None = None
         self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
@@ -308,6 +311,7 @@ class Trainer:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
+        self.entrance.refuse_exchanged(self.method, self.loss)
         now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if now != {name: id(p) for name, p in self._parameters.items()}:
             raise RuntimeError(
@@ -326,6 +330,7 @@ class Trainer:
             see=seeing(basis) if between else None,
         )
         watch = Watch(self.max_grad_norm, self.method.unit)
+        unmoved = self._noted()
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
             seen = basis.coordinates(updates) if before else updates
@@ -335,6 +340,9 @@ class Trainer:
             if self.observers and not watch.beyond:  # the first physical batch stands for the step
                 self._show(basis, updates, admitted)
             watch.see(updates, admitted)
+        if touched := unmoved.changed():
+            unmoved.restore()
+            refuse_touched(touched)
         released = door.release()
         moved = released if before or between else inside(basis, released)
         sign = -1.0 if self.method.displaces else 1.0  # where to go, not how steep it is
@@ -343,6 +351,13 @@ class Trainer:
             self.average.update_parameters(self.model)
         self._schedule("step")
         return watch.record()
+
+    def _noted(self) -> Unmoved:
+        """Model and loss as they are before a step's records are seen."""
+        if self._unmoved is None or self._unmoved[0] is not self.loss:
+            self._unmoved = self.loss, Unmoved({"": self.model} | of_loss(self.model, self.loss))
+        self._unmoved[1].note()
+        return self._unmoved[1]
 
     @property
     def _epoch_ends(self) -> bool:
