@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
@@ -289,6 +290,31 @@ def test_a_shuffled_batch_that_is_left_out_is_not_overlooked():
         one.step(*late)
     one.fit(records())
     assert one.account.steps == 20, "19 releases and the batch that was left out"
+
+
+def test_a_shuffled_epoch_is_not_begun_anew_by_handing_over_the_records_in_another_order():
+    x, y = records()
+    one = trainer(sampler=Shuffled(10), steps=20)
+    first = one.batches((x, y))
+    one.step(*next(first))
+    one.step(*next(one.batches((x.clone(), y))))  # the same order goes on
+    with pytest.raises(ValueError, match="2 steps into a shuffled epoch of 10"):
+        next(one.batches((x.flip(0), y.flip(0))))
+    for _ in range(8):
+        one.step(*next(first))
+    second = one.batches((x.flip(0), y.flip(0)))  # an epoch may begin with any order
+    one.step(*next(second))
+    with pytest.raises(ValueError, match="1 steps into"):
+        next(first)
+    assert one.account.steps == 11
+
+
+def test_other_items_need_another_trainer_inside_a_shuffled_epoch():
+    items = list(zip(*records(), strict=True))
+    one = trainer(sampler=Shuffled(10), steps=20)
+    one.step(*next(one.batches(Subset(items, range(40)))))
+    with pytest.raises(ValueError, match="make another Trainer"):
+        next(one.batches(Subset(items, range(39, -1, -1))))
 
 
 def test_other_records_need_another_trainer(tmp_path):

@@ -225,7 +225,7 @@ class Trainer:
         whether `step` has had it or not.
         """
         loader = self._loader(train)
-        draws = self._draws(len(loader))
+        draws = self._draws(loader)
         self.spending.start()
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
@@ -274,7 +274,7 @@ class Trainer:
             self.model.train()
         history: list[Record] = []
         steps: list[Record] = []
-        draws = self._draws(len(loader))
+        draws = self._draws(loader)
         started = time.monotonic()
         self.spending.start()
         self._make_up()
@@ -407,11 +407,12 @@ class Trainer:
     def _loader(self, train: Any) -> Loader:
         return self.entrance.admit(train, self.method, self.loss)
 
-    def _draws(self, size: int) -> Iterator[Tensor]:
+    def _draws(self, loader: Loader) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.
 
         Starting a shuffled epoch anew would use a record twice where it is counted once.
         """
+        size = len(loader)
         if self._sequence is None:
             self._sequence = Draws(self.plan.sampler, size, self.noise, self.account.steps)
         if self._sequence.size != size:
@@ -419,7 +420,9 @@ class Trainer:
                 f"train holds {size} records, an earlier call had {self._sequence.size}: "
                 "one Trainer accounts for one data set; make another for other data"
             )
-        return self._sequence
+        order = loader.order() if isinstance(self.plan.sampler, Shuffled) else None
+        self._sequence.check(order)
+        return self._sequence.over(order)
 
     def _make_up(self) -> None:
         """Count shuffled batches that were drawn and not released, after an error for example.
