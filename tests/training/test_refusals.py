@@ -11,7 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import gnomon
+from gnomon import methods
+from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, UpdateAndLoss
 from gnomon.training import NotPrivate
+from gnomon.training.stages import refuse_mixing_rule
+from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
 
@@ -241,6 +245,64 @@ def test_the_check_leaves_model_and_random_state_alone():
     assert torch.equal(random, torch.get_rng_state())
     assert not model[0].training
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+class Median:
+    """Clips at the median norm of the batch."""
+
+    name = "median"
+
+    def weights(self, norms, bound):
+        return (norms.median().clamp_max(bound) / norms.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+class Adapting:
+    """Clips at what most were long so far."""
+
+    name, cut = "adapting", 1.0
+
+    def weights(self, norms, bound):
+        self.cut = min(bound, 0.9 * self.cut + 0.1 * float(norms.median()))
+        return (self.cut / norms.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+@pytest.mark.parametrize("rule", [Median(), Adapting()])
+def test_a_clip_rule_that_looks_at_other_samples_is_refused_before_the_first_release(rule):
+    t = build(nn.Linear(4, 2), method=methods.Method("mine", clip=rule))
+    with pytest.raises(NotPrivate, match=f"clip rule '{rule.name}'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [*(kind() for kind in RULES.values()), Fair(0.5, reference=1.0), Fair(), UpdateAndLoss(), EmbeddingAndResidual()],
+    ids=lambda rule: rule.name,
+)
+@pytest.mark.parametrize("bound", [1e-6, 1.0, 1e6])
+def test_the_rules_of_the_library_look_at_one_sample_at_a_time(rule, bound):
+    refuse_mixing_rule(rule, blocks=3, bound=bound)
+
+
+class Centred:
+    """All parameters, after the mean of the batch was taken away."""
+
+    name, key = "centred", staticmethod(lambda moment: 0)
+
+    def basis(self, moment):
+        self.like = moment.like
+        return self
+
+    def coordinates(self, updates):
+        mean = {name: leaf.dense().mean(0) for name, leaf in updates.leaves.items()}
+        return Updates({n: Dense(leaf.dense() - mean[n]) for n, leaf in updates.leaves.items()}, updates.losses)
+
+
+def test_a_basis_that_mixes_samples_is_refused_before_the_first_release():
+    t = build(nn.Linear(4, 2), method=methods.Method("mine", subspace=Centred()))
+    with pytest.raises(NotPrivate, match="subspace 'centred'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
 
 
 def test_an_optimizer_of_other_parameters_is_refused():

@@ -18,11 +18,13 @@ from torch.utils import _pytree as pytree
 from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
+from gnomon.clipping import ClipRule
 from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
+from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
@@ -39,6 +41,7 @@ from gnomon.training.refusals import (
     refuse_optimizer,
 )
 from gnomon.training.result import BudgetExhausted, Result
+from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_note
 from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
@@ -148,6 +151,8 @@ class Trainer:
         self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
+        self._known_rule: ClipRule | None = None
+        self._known_basis: type[Basis] | None = AmbientBasis
         self._unmoved: tuple[Loss, Unmoved] | None = None
         self._drawn = 0
         self._sequence: Draws | None = None
@@ -329,11 +334,15 @@ class Trainer:
             charge=self._charge,
             see=seeing(basis) if between else None,
         )
+        self._check_rule(door)
         watch = Watch(self.max_grad_norm, self.method.unit)
         unmoved = self._noted()
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
             seen = basis.coordinates(updates) if before else updates
+            if before and self._known_basis is not type(basis):
+                told = refuse_mixing_basis(self.method.subspace.name, basis, updates, seen)
+                self._known_basis = type(basis) if told else None
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
             admitted = door.admit(seen, self.method.clip)
@@ -358,6 +367,13 @@ class Trainer:
             self._unmoved = self.loss, Unmoved({"": self.model} | of_loss(self.model, self.loss))
         self._unmoved[1].note()
         return self._unmoved[1]
+
+    def _check_rule(self, door: Door) -> None:
+        """Refuses a clip rule that mixes samples, once for each rule."""
+        if self.method.private and self._known_rule is not self.method.clip:
+            device = next((value.device for value in door.like.values()), None)
+            refuse_mixing_rule(self.method.clip, len(door.like), door.max_grad_norm, device)
+            self._known_rule = self.method.clip
 
     @property
     def _epoch_ends(self) -> bool:
