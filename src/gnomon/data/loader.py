@@ -76,8 +76,15 @@ class Loader:
             return self._data.targets(positions)
         return _at(self._data[1], positions) if self._tensors else self._read(positions)[1]
 
-    def marks(self, positions: Tensor | None = None) -> Iterator[bytes]:
+    @property
+    def sparse(self) -> bool:
+        """Whether these are rows of a sparse matrix."""
+        return isinstance(self._data, CsrRecords)
+
+    def marks(self, positions: Tensor | None = None, sparse: bool = False) -> Iterator[bytes]:
         """A hash of the inputs of each of some records, or of all, read a few thousand at a time.
+
+        With `sparse` they are taken as rows of a sparse matrix, to be compared with such.
 
         >>> one, two = Loader((torch.eye(4).reshape(4, 2, 2), torch.zeros(4))).marks(torch.tensor([2, 2]))
         >>> one == two
@@ -87,6 +94,8 @@ class Loader:
             kept = self._kept(some)
             if isinstance(self._data, CsrRecords):
                 yield from self._data.marks(kept)
+            elif sparse:
+                yield from CsrRecords.of(self._read(kept)[0]).marks(torch.arange(len(kept)))
             else:
                 yield from fingerprints(_rows(self._read(kept)[0]))
 
@@ -132,9 +141,10 @@ class Loader:
         >>> len(few), few.left_out, few.take(torch.tensor([2, 0]))[1]
         (3, 1, tensor([2]))
         """
-        known = set(others.marks())
+        sparse = self.sparse or others.sparse
+        known = set(others.marks(sparse=sparse))
         found = copy.copy(self)
-        found._counts = torch.tensor([mark not in known for mark in self.marks()])
+        found._counts = torch.tensor([mark not in known for mark in self.marks(sparse=sparse)])
         return found
 
     @property
