@@ -43,7 +43,8 @@ class Total:
     """
 
     epsilon: Epsilon
-    """Holds whether or not somebody looked at one run before setting the next."""
+    """Holds also if somebody looked at one run before setting the next. If results decided how many runs there are,
+    it is a guarantee only within a budget set beforehand; without one it is the smallest that all of them pass."""
     declared: Epsilon
     """Holds if all settings were fixed before the first result was seen."""
     runs: int
