@@ -28,7 +28,7 @@ from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
-from gnomon.training.evaluate import evaluate
+from gnomon.training.evaluate import evaluate, of_members
 from gnomon.training.independence import of_loss, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
@@ -154,6 +154,7 @@ class Trainer:
         self._known_rule: ClipRule | None = None
         self._known_basis: type[Basis] | None = AmbientBasis
         self._unmoved: tuple[Loss, Unmoved] | None = None
+        self._scored_members = False
         self._drawn = 0
         self._sequence: Draws | None = None
         self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
@@ -215,11 +216,13 @@ class Trainer:
         )
 
     def _notes(self) -> list[str]:
-        if self.method.public is None:
-            return list(self.notes)
-        count = len(Loader(self.method.public, "public"))
-        used = f"{count} records were used as public by the method and are NOT protected."
-        return [used, *self.notes]
+        notes = list(self.notes)
+        if self._scored_members:
+            notes.insert(0, "Scores on the validation records are of training records, and are NOT protected.")
+        if self.method.public is not None:
+            count = len(Loader(self.method.public, "public"))
+            notes.insert(0, f"{count} records were used as public by the method and are NOT protected.")
+        return notes
 
     # -- a loop of one's own ---------------------------------------------------------------------
 
@@ -269,11 +272,13 @@ class Trainer:
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
         each record of metrics, `on_step` the number of the step after everything that belongs to it. The model is
-        scored on `validation` after every `evaluate_every` epochs, and at the end.
+        scored on `validation` after every `evaluate_every` epochs, and at the end; scores of training records are
+        logged as `unprotected/validation/`.
         """
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
             Loader(validation, "validation").take(torch.tensor([0]))  # what cannot be read is named before it costs
+            self._scored_members = of_members(validation, train)
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -469,7 +474,8 @@ class Trainer:
         if validation is not None:
             scored = self.model if self.average is None else self.average
             scores = evaluate(scored, self.loss, validation)
-            record |= {f"validation/{name}": value for name, value in scores.items()}
+            place = "unprotected/validation" if self._scored_members else "validation"
+            record |= {f"{place}/{name}": value for name, value in scores.items()}
         return record
 
 
