@@ -14,6 +14,7 @@ from gnomon.data import CsrRecords, Loader, fingerprint, fingerprints
 from gnomon.data.sources import Records
 from gnomon.ledger.identity import by_content
 from gnomon.training.refusals import refuse_overlap
+from gnomon.validate import SettingError
 
 X, Y = torch.randn(20, 3), torch.arange(20) % 2
 
@@ -92,6 +93,30 @@ def test_private_sparse_records_are_found_among_the_public_ones():
     with pytest.raises(ValueError, match="50 of 50 public records"):
         refuse_overlap(private, Loader(CsrRecords(rows[:50], zeros[:50])))
     refuse_overlap(private, Loader(CsrRecords(random_rows(50, seed=1), zeros[:50])))
+
+
+@pytest.mark.parametrize("form", ["entries", "items", "matrix"])
+def test_private_sparse_records_are_found_among_public_ones_in_another_form(form):
+    rows, zeros = random_rows(300), torch.zeros(300)
+    private = CsrRecords(rows, zeros)
+    (columns, values), targets = private.take(torch.arange(50))
+    public = {
+        "entries": ((columns, values), targets),
+        "items": [((c, v), t) for c, v, t in zip(columns, values, targets, strict=True)],
+        "matrix": (torch.from_numpy(rows[:50].toarray()), targets),
+    }[form]
+    for one, other in ((private, public), (public, private)):
+        with pytest.raises(ValueError, match="public records occur in the private set"):
+            refuse_overlap(Loader(one), Loader(other))
+    assert Loader(private).without(Loader(public)).left_out == 50
+    rest = CsrRecords(rows[50:], zeros[50:])
+    refuse_overlap(Loader(rest), Loader(public))
+
+
+def test_records_that_cannot_be_compared_with_sparse_ones_are_named():
+    private = Loader(CsrRecords(random_rows(3), torch.zeros(3)))
+    with pytest.raises(SettingError, match="inputs beside CsrRecords"):
+        refuse_overlap(private, Loader((torch.zeros(3, 2, 2), torch.zeros(3))))
 
 
 def test_records_are_recognised_in_parts_and_where_they_are(monkeypatch):

@@ -391,6 +391,21 @@ def test_no_more_steps_are_granted_than_were_declared(ledger):
         ledger.reserve(run)
 
 
+def test_of_two_budgets_that_meet_both_are_kept(ledger):
+    x, y = data(60)
+    loose, strict = Budget(1.0, 0.1), Budget(1.1, 1e-9)  # the larger epsilon is the smaller budget
+    for part, budget in ((x[:30], loose), (x[30:], strict)):
+        ledger.set_budget(ledger.dataset(ledger.identify((part, y[:30]))), budget)
+    both = ledger.dataset(ledger.identify((x, y)))
+    assert ledger.total(both, DELTA).budget == loose, "nothing is spent"
+    account = Account(FullBatch(), 40.0)
+    with pytest.raises(OverBudget, match=r"epsilon = 1.1 at delta = 1e-09"):
+        ledger.open(both, account, 100)
+    run = ledger.open(both, account, 20)
+    ledger.reserve(run)
+    assert ledger.total(both, DELTA).budget == strict
+
+
 def test_a_run_gets_more_steps_only_if_the_budget_can_pay_for_them(ledger):
     dataset = ledger.dataset("patients")
     run = ledger.open(dataset, Account(Poisson(0.1), 2.0), 10)
@@ -523,7 +538,7 @@ def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
         assert "name:digits (digits, known by --data-id)" in said
     for one in (mark, "name:digits"):
         assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
-        assert ledger.state().budget(one, "one record").epsilon == 2
+        assert [budget.epsilon for budget in ledger.state().budgets_on(one, "one record")] == [2]
     ledger.shut()
 
 

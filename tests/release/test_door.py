@@ -428,6 +428,28 @@ def test_a_record_whose_weight_is_denormal_in_float32_cannot_exceed_the_bound(pi
     assert crafted(torch.full((1, 3), pixel), torch.zeros(1, 1), model, Flat(), 1.0) <= 1.001
 
 
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        (nn.Linear(256, 256, bias=False), (1, 256), (1, 256)),
+        (nn.Linear(256, 256, bias=False), (1, 8, 256), (1, 8, 256)),
+        (nn.Conv2d(64, 64, 3, bias=False), (1, 64, 6, 6), (1, 64, 4, 4)),
+    ],
+    ids=["linear", "tokens", "convolution"],
+)
+def test_a_record_of_huge_inputs_and_denormal_errors_cannot_exceed_the_bound(model, inputs, outputs):
+    # half of the smallest number is rounded up to the whole of it
+    smallest = 1.401298464324817e-45
+    found = gradients(
+        model, lambda out, target: (out * target).flatten(1).sum(1), torch.full(inputs, 3e38),
+        torch.full(outputs, smallest),
+    )  # fmt: skip
+    bound = 0.51 * float(found.norms())
+    door = Door(dict(model.named_parameters()), bound, 0.0, 1.0, SeededNoise(0))
+    door.admit(found, Flat())
+    assert float(flat(door.release()).double().norm()) <= 1.001 * bound
+
+
 def test_the_norm_of_a_factored_update_is_right_also_where_float64_terms_cancel():
     generator = torch.Generator().manual_seed(1)
     token, step, error = torch.randn(3, 60, generator=generator, dtype=torch.float64)

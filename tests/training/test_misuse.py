@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
@@ -116,6 +117,119 @@ def test_what_a_backward_pass_left_behind_does_not_move_a_constrained_model():
     assert float(model.weight.detach().abs().sum()) <= 0.0011
 
 
+class Late(nn.Module):
+    """Begins to remember its inputs after the check."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.layer, self.write, self.late = nn.Linear(3, 2), write, False
+        self.register_buffer("memory", torch.zeros(3))
+        self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x):
+        if self.late:
+            self.write(self, x.detach())
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda m, x: m.memory.copy_(x.sum(0)),
+        lambda m, x: setattr(m, "memory", x.sum(0)),
+        lambda m, x: m.memory.data.copy_(x.sum(0)),
+        lambda m, x: m.memory.add_(1),
+        lambda m, x: m.register_buffer("new", x.sum(0)),
+        lambda m, x: m.frozen.copy_(x.sum(0)),
+    ],
+    ids=["in place", "another", "behind the version", "counter", "new", "frozen parameter"],
+)
+def test_what_a_step_writes_into_the_model_is_refused_before_its_release(write):
+    one = trainer(Late(write), sample_rate=0.9)
+    batches = one.batches(records())
+    one.step(*next(batches))
+    one.model.late = True
+    weights = one.model.layer.weight.detach().clone()
+    with pytest.raises(NotPrivate, match=r"memory|new|frozen"):
+        one.step(*next(batches))
+    assert one.account.steps == 1
+    assert torch.equal(weights, one.model.layer.weight)
+    assert one.model.memory.tolist() == [0, 0, 0]
+
+
+def test_a_buffer_that_is_written_to_and_stays_the_same_is_no_reason_to_stop():
+    one = trainer(Late(lambda m, x: m.memory.copy_(m.memory.clone())))
+    one.model.late = True
+    assert one.fit(records()).steps == 10
+
+
+def test_statistics_frozen_by_mode_stay_frozen_after_a_look_at_held_out_records():
+    model = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten(),
+                          nn.Linear(3, 2))  # fmt: skip
+    model.train()[1].eval()
+    one = trainer(model, sample_rate=0.9)
+    batches = one.batches(records())
+    one.step(*next(batches))
+    model.eval()
+    model.train()  # thaws the statistics as well
+    with pytest.raises(NotPrivate, match="running_mean"):
+        one.step(*next(batches))
+    assert model[1].running_mean.tolist() == [0]
+    with pytest.raises(NotPrivate, match="running_mean"):  # another call looks again
+        one.check(records())
+
+
+def test_a_loss_that_begins_to_remember_is_refused_before_its_release():
+    class Counting(nn.CrossEntropyLoss):
+        late = False
+
+        def forward(self, outputs, targets):
+            if self.late:
+                self.counts += torch.bincount(targets, minlength=2)
+            return super().forward(outputs, targets)
+
+    loss, model = Counting(reduction="none"), nn.Linear(3, 2)
+    loss.register_buffer("counts", torch.zeros(2))
+    one = Trainer(
+        model, loss, torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.9, expected_batch_size=4,
+        noise_multiplier=1.0, target_delta=1e-3, steps=3, progress=False,
+    )  # fmt: skip
+    batches = one.batches(records())
+    one.step(*next(batches))
+    loss.late = True
+    with pytest.raises(NotPrivate, match=r"loss\.counts"):
+        one.step(*next(batches))
+
+
+def test_what_is_exchanged_inside_a_loop_is_refused_until_it_was_checked():
+    one = trainer(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    batches = one.batches(records())
+    one.step(*next(batches))
+    usual = one.loss, one.method, one.model[1]
+    one.loss = lambda outputs, targets: LOSS(outputs - outputs.mean(0), targets)
+    with pytest.raises(RuntimeError, match="the loss was exchanged"):
+        one.step(*next(batches))
+    with pytest.raises(NotPrivate):
+        one.batches(records()).__next__()
+    one.loss, one.method = usual[0], methods.pcdp(public=records(), rank=2)
+    with pytest.raises(RuntimeError, match="public records of method 'pcdp"):
+        one.step(*next(batches))
+    one.method, one.model[1] = usual[1], nn.Tanh()
+    with pytest.raises(RuntimeError, match="a module of the model was exchanged"):
+        one.step(*next(batches))
+    one.step(*next(one.batches(records())))
+    assert one.account.steps == 2
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, affine=False), nn.EmbeddingBag(4, 4, max_norm=1.0)])
+def test_modules_put_in_after_the_check_are_looked_at(norm):
+    one = trainer(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    one.check(records())
+    one.model[1] = norm.requires_grad_(False)
+    with pytest.raises(NotPrivate, match="module '1' is"):
+        one.fit(records())
+
+
 def test_freezing_and_thawing_between_steps_is_refused():
     one = trainer(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
     batches = one.batches(records())
@@ -176,6 +290,31 @@ def test_a_shuffled_batch_that_is_left_out_is_not_overlooked():
         one.step(*late)
     one.fit(records())
     assert one.account.steps == 20, "19 releases and the batch that was left out"
+
+
+def test_a_shuffled_epoch_is_not_begun_anew_by_handing_over_the_records_in_another_order():
+    x, y = records()
+    one = trainer(sampler=Shuffled(10), steps=20)
+    first = one.batches((x, y))
+    one.step(*next(first))
+    one.step(*next(one.batches((x.clone(), y))))  # the same order goes on
+    with pytest.raises(ValueError, match="2 steps into a shuffled epoch of 10"):
+        next(one.batches((x.flip(0), y.flip(0))))
+    for _ in range(8):
+        one.step(*next(first))
+    second = one.batches((x.flip(0), y.flip(0)))  # an epoch may begin with any order
+    one.step(*next(second))
+    with pytest.raises(ValueError, match="1 steps into"):
+        next(first)
+    assert one.account.steps == 11
+
+
+def test_other_items_need_another_trainer_inside_a_shuffled_epoch():
+    items = list(zip(*records(), strict=True))
+    one = trainer(sampler=Shuffled(10), steps=20)
+    one.step(*next(one.batches(Subset(items, range(40)))))
+    with pytest.raises(ValueError, match="make another Trainer"):
+        next(one.batches(Subset(items, range(39, -1, -1))))
 
 
 def test_other_records_need_another_trainer(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import gnomon
+from gnomon import methods
+from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, UpdateAndLoss
 from gnomon.training import NotPrivate
+from gnomon.training.stages import refuse_mixing_rule
+from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
 
@@ -75,6 +81,46 @@ def test_hidden_dependence_is_found_before_the_first_release(mix):
     assert t.account.steps == 0
 
 
+class Longest(nn.Module):
+    """Reads its state where the batch's longest sequence ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.state, self.score = nn.Embedding(50, 8, padding_idx=0), nn.GRU(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        last = (x != 0).sum(1).max() - 1
+        return self.score(self.state(self.embed(x).transpose(0, 1))[0].index_select(0, last[None])[0])
+
+
+def padded(n: int = 16, length: int = 20) -> torch.Tensor:
+    ends = torch.randperm(length)[:n].clamp(min=2)
+    return torch.randint(1, 50, (n, length)).where(torch.arange(length) < ends[:, None], 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Wrapped(lambda x: x / x.max()), torch.rand(16, 4) + 0.5),
+        (Wrapped(lambda x: x / x.amax(0, keepdim=True)), torch.rand(16, 4) + 0.5),
+        (Wrapped(lambda x: x / x.max()), torch.randint(0, 100, (16, 4))),
+        (nn.Sequential(Wrapped(lambda x: x / x.max()), nn.Dropout(0.1)), torch.rand(16, 4) + 0.5),
+        (Longest(), padded()),
+    ],
+    ids=["largest", "largest by column", "largest whole number", "behind dropout", "longest sequence"],
+)
+def test_what_depends_on_the_batch_s_extremes_is_refused(model, inputs):
+    for _ in range(3):
+        with pytest.raises(NotPrivate, match="mixes samples"):
+            build(model).check((inputs, torch.arange(16) % 2))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 30])
+def test_few_records_and_large_examples_pass_where_samples_are_independent(size):
+    inputs, targets = torch.randn(size, 4), torch.arange(size) % 2
+    build(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 2)), example=(inputs, targets))
+
+
 def test_dependence_is_found_at_construction_when_an_example_is_given():
     with pytest.raises(NotPrivate):
         build(Wrapped(lambda x: x - x.mean(0)), example=data(4))
@@ -112,6 +158,53 @@ def test_buffers_that_a_forward_pass_changes_are_refused():
     with pytest.raises(NotPrivate, match="'seen'"):
         t.fit(data(4))
     assert not model.seen.any()
+
+
+class Balanced(nn.Module):
+    """Counts classes for later, when it will weigh by the counts."""
+
+    reduction = "mean"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2))
+
+    def forward(self, outputs, targets):
+        self.counts += torch.bincount(targets, minlength=2)
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Caller:
+    def __init__(self, criterion) -> None:
+        self.criterion = criterion
+
+    def __call__(self, outputs, targets):
+        return self.criterion(outputs, targets)
+
+    def named(self, outputs, targets):
+        return self.criterion(outputs, targets)
+
+
+@pytest.mark.filterwarnings("ignore:.*reduces over the batch")
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda loss: loss,
+        lambda loss: lambda outputs, targets: loss(outputs, targets),
+        lambda loss: functools.partial(loss),
+        lambda loss: loss.forward,
+        Caller,
+        lambda loss: Caller(loss).named,
+    ],
+    ids=["itself", "closure", "partial", "method", "attribute", "attribute of a method's owner"],
+)
+def test_a_loss_that_keeps_what_it_saw_is_refused_and_put_back(wrap):
+    loss = Balanced()
+    t = build(nn.Linear(4, 2), wrap(loss))
+    with pytest.raises(NotPrivate, match=r"'loss\.counts'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
+    assert loss.counts.tolist() == [0, 0]
 
 
 def test_instance_norm_with_running_statistics_is_refused():
@@ -152,6 +245,64 @@ def test_the_check_leaves_model_and_random_state_alone():
     assert torch.equal(random, torch.get_rng_state())
     assert not model[0].training
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+class Median:
+    """Clips at the median norm of the batch."""
+
+    name = "median"
+
+    def weights(self, norms, bound):
+        return (norms.median().clamp_max(bound) / norms.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+class Adapting:
+    """Clips at what most were long so far."""
+
+    name, cut = "adapting", 1.0
+
+    def weights(self, norms, bound):
+        self.cut = min(bound, 0.9 * self.cut + 0.1 * float(norms.median()))
+        return (self.cut / norms.norm(dim=1, keepdim=True)).clamp_max(1.0)
+
+
+@pytest.mark.parametrize("rule", [Median(), Adapting()])
+def test_a_clip_rule_that_looks_at_other_samples_is_refused_before_the_first_release(rule):
+    t = build(nn.Linear(4, 2), method=methods.Method("mine", clip=rule))
+    with pytest.raises(NotPrivate, match=f"clip rule '{rule.name}'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [*(kind() for kind in RULES.values()), Fair(0.5, reference=1.0), Fair(), UpdateAndLoss(), EmbeddingAndResidual()],
+    ids=lambda rule: rule.name,
+)
+@pytest.mark.parametrize("bound", [1e-6, 1.0, 1e6])
+def test_the_rules_of_the_library_look_at_one_sample_at_a_time(rule, bound):
+    refuse_mixing_rule(rule, blocks=3, bound=bound)
+
+
+class Centred:
+    """All parameters, after the mean of the batch was taken away."""
+
+    name, key = "centred", staticmethod(lambda moment: 0)
+
+    def basis(self, moment):
+        self.like = moment.like
+        return self
+
+    def coordinates(self, updates):
+        mean = {name: leaf.dense().mean(0) for name, leaf in updates.leaves.items()}
+        return Updates({n: Dense(leaf.dense() - mean[n]) for n, leaf in updates.leaves.items()}, updates.losses)
+
+
+def test_a_basis_that_mixes_samples_is_refused_before_the_first_release():
+    t = build(nn.Linear(4, 2), method=methods.Method("mine", subspace=Centred()))
+    with pytest.raises(NotPrivate, match="subspace 'centred'"):
+        t.fit(data(4))
+    assert t.account.steps == 0
 
 
 def test_an_optimizer_of_other_parameters_is_refused():

@@ -284,10 +284,23 @@ def test_gradients_do_not_stay_on_parameters():
 
 def test_a_model_is_scored_every_few_epochs_and_at_the_end():
     t = trainer(steps=10)  # two steps an epoch
-    history = t.fit(data(), data(), evaluate_every=2).history
+    history = t.fit(data(), (data()[0] + 1, data()[1]), evaluate_every=2).history
     assert ["validation/accuracy" in row for row in history] == [False, True, False, True, True]
     with pytest.raises(SettingError, match="evaluate_every"):
         trainer().fit(data(), data(), evaluate_every=0)
+
+
+def test_scores_of_training_records_are_marked_as_unprotected():
+    x, y = data()
+    for validation in ((x, y), (x[5:9].clone(), y[5:9])):
+        t = trainer(steps=4)
+        last = t.fit((x, y), validation).history[-1]
+        assert {"unprotected/validation/accuracy", "unprotected/validation/loss"} <= set(last)
+        assert not any(key.startswith("validation/") for key in last)
+        assert any("NOT protected" in note for note in t.statement().caveats)
+    other = trainer(steps=4)
+    assert "validation/accuracy" in other.fit((x, y), (torch.cat([x[:4], x[:1] + 1]), y[:5])).history[-1]
+    assert not any("Scores" in note for note in other.statement().caveats)
 
 
 def test_history_has_epsilon_and_validation_and_marks_what_is_unprotected():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -75,8 +76,15 @@ class Loader:
             return self._data.targets(positions)
         return _at(self._data[1], positions) if self._tensors else self._read(positions)[1]
 
-    def marks(self, positions: Tensor | None = None) -> Iterator[bytes]:
+    @property
+    def sparse(self) -> bool:
+        """Whether these are rows of a sparse matrix."""
+        return isinstance(self._data, CsrRecords)
+
+    def marks(self, positions: Tensor | None = None, sparse: bool = False) -> Iterator[bytes]:
         """A hash of the inputs of each of some records, or of all, read a few thousand at a time.
+
+        With `sparse` they are taken as rows of a sparse matrix, to be compared with such.
 
         >>> one, two = Loader((torch.eye(4).reshape(4, 2, 2), torch.zeros(4))).marks(torch.tensor([2, 2]))
         >>> one == two
@@ -86,8 +94,22 @@ class Loader:
             kept = self._kept(some)
             if isinstance(self._data, CsrRecords):
                 yield from self._data.marks(kept)
+            elif sparse:
+                yield from CsrRecords.of(self._read(kept)[0]).marks(torch.arange(len(kept)))
             else:
                 yield from fingerprints(_rows(self._read(kept)[0]))
+
+    def order(self) -> object:
+        """What tells these records, in this order, from others: a hash, or a Dataset itself if its items must be made.
+
+        >>> x = torch.eye(3)
+        >>> first, copied, turned = (Loader((one, x)).order() for one in (x, x.clone(), x.flip(0)))
+        >>> first == copied, first == turned
+        (True, False)
+        """
+        if not (self.in_memory or isinstance(self._data, list | tuple)):
+            return self._data
+        return hashlib.blake2b(b"".join(self.marks()), digest_size=16).digest()
 
     def _kept(self, positions: Tensor) -> Tensor:
         return positions if self._counts is None else positions[self._counts[positions]]
@@ -119,9 +141,10 @@ class Loader:
         >>> len(few), few.left_out, few.take(torch.tensor([2, 0]))[1]
         (3, 1, tensor([2]))
         """
-        known = set(others.marks())
+        sparse = self.sparse or others.sparse
+        known = set(others.marks(sparse=sparse))
         found = copy.copy(self)
-        found._counts = torch.tensor([mark not in known for mark in self.marks()])
+        found._counts = torch.tensor([mark not in known for mark in self.marks(sparse=sparse)])
         return found
 
     @property

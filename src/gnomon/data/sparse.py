@@ -74,3 +74,30 @@ class CsrRecords:
             content = columns[entries][there].astype(np.int64).tobytes() + values[entries][there].tobytes()
             marks.append(hashlib.blake2b(content, digest_size=16).digest())
         return marks
+
+    @classmethod
+    def of(cls, inputs: Any) -> CsrRecords:
+        """Rows that were handed out as `(columns, values)`, or written out as a matrix, without targets.
+
+        >>> records = CsrRecords(sparse.csr_matrix([[0.0, 2.0, 1.0], [4.0, 0.0, 0.0]]), torch.zeros(2))
+        >>> everybody = torch.arange(2)
+        >>> CsrRecords.of(records.take(everybody)[0]).marks(everybody) == records.marks(everybody)
+        True
+        """
+        if isinstance(inputs, Tensor) and inputs.dim() == 2:
+            return cls(sparse.csr_matrix(inputs.detach().cpu().float().numpy()), torch.zeros(len(inputs)))
+        if _are_entries(inputs):
+            columns, values = (one.detach().cpu() for one in inputs)
+            ends = np.arange(len(columns) + 1) * columns.shape[1]
+            shape = (len(columns), int(columns.max()) + 1 if columns.numel() else 1)
+            flat = (values.float().flatten().numpy(), columns.long().flatten().numpy(), ends)
+            return cls(sparse.csr_matrix(flat, shape=shape, copy=True), torch.zeros(len(columns)))
+        allowed = "CsrRecords, (columns, values) or a matrix: nothing else can be compared with sparse rows"
+        raise SettingError("inputs beside CsrRecords", type(inputs).__name__, allowed)
+
+
+def _are_entries(inputs: Any) -> bool:
+    if not (isinstance(inputs, tuple | list) and len(inputs) == 2 and all(isinstance(one, Tensor) for one in inputs)):
+        return False
+    columns, values = inputs
+    return columns.dim() == 2 and columns.shape == values.shape and not columns.is_floating_point()

@@ -26,23 +26,36 @@ class OverBudget(SettingError):
 
 
 def exceeds(state: State, run: LedgerRun) -> bool:
-    """Whether this run and all others on its data could together exceed the budget.
+    """Whether this run and all others on its data could together exceed a budget.
 
     Runs that are open count with all the steps that they declared: each was promised them.
     """
-    budget = state.budget(run.dataset, run.unit)
-    return budget is not None and not within([*_others(state, run), run.account(run.declared)], budget)
+    return bool(_exceeded(state, run))
+
+
+def _exceeded(state: State, run: LedgerRun) -> list[Budget]:
+    budgets = state.budgets_on(run.dataset, run.unit)
+    accounts = [*_others(state, run), run.account(run.declared)] if budgets else []
+    return [budget for budget in budgets if not within(accounts, budget)]
+
+
+def binding(budgets: list[Budget], accounts: list[Account]) -> Budget | None:
+    """The budget of which the accounts have used the largest part."""
+    if len(budgets) < 2:
+        return next(iter(budgets), None)
+    return max(budgets, key=lambda budget: (float(cost(accounts, budget)) / budget.epsilon, -budget.epsilon))
 
 
 def refuse_excess(state: State, run: LedgerRun) -> None:
     """An error if the run exceeds the budget, with the settings that would fit. Searching for them takes its time."""
-    budget = state.budget(run.dataset, run.unit)
-    if budget is None or not exceeds(state, run):
+    exceeded = _exceeded(state, run)
+    accounts, budgets = _others(state, run), state.budgets_on(run.dataset, run.unit)
+    budget = binding(exceeded, [*accounts, run.account(run.declared)])
+    if budget is None:
         return
-    accounts = _others(state, run)
 
     def fits(account: Account) -> bool:
-        return within([*accounts, account], budget)
+        return all(within([*accounts, account], one) for one in budgets)
 
     spent = cost([*accounts, run.account()], budget)
     others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]

@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon import __version__, validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
-from gnomon.ledger.budget import exceeds, refuse_excess
+from gnomon.ledger.budget import binding, exceeds, refuse_excess
 from gnomon.ledger.identity import Identity, by_content, declared
 from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
 from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
@@ -43,7 +43,8 @@ class Total:
     """
 
     epsilon: Epsilon
-    """Holds whether or not somebody looked at one run before setting the next."""
+    """Holds also if somebody looked at one run before setting the next. If results decided how many runs there are,
+    it is a guarantee only within a budget set beforehand; without one it is the smallest that all of them pass."""
     declared: Epsilon
     """Holds if all settings were fixed before the first result was seen."""
     runs: int
@@ -191,11 +192,11 @@ class Ledger:
         with self._rows() as (_, state):
             datasets = [data] if isinstance(data, str) else state.matches(data)
             runs = {run.id: run for one in datasets for run in state.runs_on(one, unit) if run.reserved}
-            budgets = [budget for one in datasets if (budget := state.budget(one, unit)) is not None]
+            budgets = {budget for one in datasets for budget in state.budgets_on(one, unit)}
         accounts = [run.account() for run in runs.values()]
         steps = sum(run.reserved for run in runs.values())
-        budget = min(budgets, key=lambda budget: budget.epsilon, default=None)
-        return Total(filtered(accounts, delta), composed(accounts, delta), len(runs), steps, budget)
+        epsilons = filtered(accounts, delta), composed(accounts, delta)
+        return Total(*epsilons, len(runs), steps, binding(list(budgets), accounts))
 
     def labelled(self, label: str) -> list[LedgerRun]:
         """The runs of a label, the oldest first."""

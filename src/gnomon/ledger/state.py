@@ -127,11 +127,10 @@ class State:
             }
         return found
 
-    def budget(self, dataset: str, unit: str) -> Budget | None:
-        """The budget of a data set and all that share records with it; the smallest, if they had several."""
+    def budgets_on(self, dataset: str, unit: str) -> list[Budget]:
+        """The budgets of a data set and all that share records with it: several, if they had some when they met."""
         family = self.family(dataset)
-        found = [budget for (one, of), budget in self.budgets.items() if one in family and of == unit]
-        return min(found, key=lambda budget: budget.epsilon, default=None)
+        return [budget for (one, of), budget in self.budgets.items() if one in family and of == unit]
 
     def runs_on(self, dataset: str, unit: str) -> list[LedgerRun]:
         """All runs that read records of this data set."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -10,11 +11,44 @@ from gnomon.accounting import Sampling
 from gnomon.data import Loader
 from gnomon.data.sampling import check_size, shuffle
 from gnomon.ledger.spending import Spending
-from gnomon.methods import Method
+from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
 from gnomon.training.independence import enough, few, refuse_dependence
-from gnomon.training.refusals import refuse_overlap
+from gnomon.training.refusals import refuse_batch_norm, refuse_max_norm, refuse_overlap
 from gnomon.updates import Loss
+
+
+class Seen(NamedTuple):
+    """What a check was about: a method, a loss, the modules of the model, and which of them were in training mode."""
+
+    method: Method
+    loss: Loss
+    modules: tuple[nn.Module, ...]
+    modes: tuple[bool, ...]
+
+    def same(self, other: Seen) -> bool:
+        """Whether the check need not be made again."""
+        return self.method is other.method and self._otherwise_same(other) and self.modes == other.modes
+
+    def exchanged(self, other: Seen) -> str | None:
+        """What is another one there and could mix samples, or know them; None where a check says as much as it did."""
+        if self.method is not other.method and not _alike(self.method.update, other.method.update):
+            return f"the update of method '{other.method.name}'"
+        if other.method.public is not None and other.method.public is not self.method.public:
+            return f"the public records of method '{other.method.name}'"
+        if self.loss is not other.loss:
+            return "the loss"
+        return None if self._otherwise_same(other) else "a module of the model"
+
+    def _otherwise_same(self, other: Seen) -> bool:
+        if self.loss is not other.loss or len(self.modules) != len(other.modules):
+            return False
+        return all(one is two for one, two in zip(self.modules, other.modules, strict=True))
+
+
+def _alike(one: Update, two: Update) -> bool:
+    """Whether two updates are the same code, maybe with other numbers."""
+    return one == two or (dataclasses.is_dataclass(one) and type(one) is type(two))
 
 
 class Entrance:
@@ -46,27 +80,45 @@ class Entrance:
         self.model, self.sampler, self.spending = model, sampler, spending
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
-        self._checked: tuple[Method, Loss] | None = None
+        self._checked: Seen | None = None
+        self._admitted: Seen | None = None
 
     def check(self, method: Method, loss: Loss, inputs: Any, targets: Any) -> None:
         """Refuses a model or a loss that mixes samples, as far as these records show it."""
         refuse_dependence(self.model, loss, method.update, inputs, targets)
         if enough(inputs, targets):
-            self._checked = method, loss
+            self._checked = self._now(method, loss)
 
     def admit(self, train: Any, method: Method, loss: Loss) -> Loader:
         """The records that training may draw."""
+        refuse_batch_norm(self.model)
+        refuse_max_norm(self.model)
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
-        if self._checked is None or self._checked[0] is not method or self._checked[1] is not loss:
+        if self._checked is None or not self._checked.same(self._now(method, loss)):
             self.check(method, loss, *self._some(loader))
         used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
         self.left_out = used.left_out
         if method.public is not None:
             refuse_overlap(used, Loader(method.public, "public"))
         self.spending.admit(loader)
+        self._admitted = self._now(method, loss)
         return used
+
+    def refuse_exchanged(self, method: Method, loss: Loss) -> None:
+        """Refuses what was put in the place of what was there when the records were admitted."""
+        now = self._now(method, loss)
+        if self._admitted is not None and (what := self._admitted.exchanged(now)):
+            raise RuntimeError(
+                f"{what} was exchanged since the records were handed over, and nobody has checked the new one with "
+                "them: call batches(train) or fit(train) again"
+            )
+
+    def _now(self, method: Method, loss: Loss) -> Seen:
+        modules = tuple(self.model.modules())
+        training = self.model.training  # else training begins by putting all in training mode
+        return Seen(method, loss, modules, tuple(one.training or not training for one in modules))
 
     def _some(self, loader: Loader) -> tuple[Any, Any]:
         """A few records to check: the example, unless it shows too little."""

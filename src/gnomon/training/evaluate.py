@@ -14,6 +14,9 @@ from gnomon.updates.losses import checked
 from gnomon.updates.trees import call
 from gnomon.updates.untouched import untouched
 
+COMPARED = 20_000
+"""Up to how many validation and training records are compared by content."""
+
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> dict[str, float]:
@@ -44,6 +47,23 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> 
     if scored:
         found["accuracy"] = right / len(loader)
     return found
+
+
+def of_members(validation: Any, train: Any) -> bool:
+    """Whether all validation records are training records: by content or, of many, by being the same tensors.
+
+    >>> x, y = torch.randn(9, 2), torch.zeros(9)
+    >>> of_members((x[3:5], y[3:5]), (x, y)), of_members((x + 1, y), (x, y))
+    (True, False)
+    """
+    if validation is train:
+        return True
+    ours, theirs = Loader(validation, "validation"), Loader(train, "train")
+    if not (ours.in_memory and theirs.in_memory) or max(len(ours), len(theirs)) > COMPARED:
+        return isinstance(validation, tuple | list) and isinstance(train, tuple | list) and validation[0] is train[0]
+    sparse = ours.sparse or theirs.sparse
+    known = set(theirs.marks(sparse=sparse))
+    return all(mark in known for mark in ours.marks(sparse=sparse))
 
 
 def _are_scores(outputs: Any, targets: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from operator import itemgetter
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from gnomon.training.refusals import NotPrivate
 from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.losses import modules
 from gnomon.updates.untouched import untouched
 
 FEW = 8
@@ -70,59 +72,80 @@ def unlike(targets: Any, position: int) -> Tensor:
     return found
 
 
-def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
-    """Runs the update on a few records, changes the last one, its target, or removes it, and compares the others'.
+def of_loss(model: nn.Module, loss: Loss) -> dict[str, nn.Module]:
+    """The modules of a loss that are not the model's, by name.
 
-    Finds functional batch norm, batch means, ranking losses, losses balanced or standardised within the batch, and
-    buffers that a forward pass changes. Random numbers are the same in each run; where there are some, the runs
-    with a record less have constants in their place. The model is left as it was.
+    >>> of_loss(nn.Linear(1, 1), nn.MSELoss(reduction="none"))
+    {'loss': MSELoss()}
+    """
+    own = set(model.modules())
+    found = [module for module in modules(loss) if module not in own]
+    return {"loss" if not number else f"loss {number + 1}": module for number, module in enumerate(found)}
+
+
+def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
+    """Runs the update on a few records, then changes the company they are in, and compares.
+
+    The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
+    batch norm, batch means, a batch's maximum or longest sequence, ranking losses, losses balanced or standardised
+    within the batch, and buffers of model or loss that a forward pass changes. Random numbers are the same in each run;
+    where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
+    were.
     """
     size = batch_size(inputs)
     if size < 2:
         return
-    others = torch.arange(size - 1)
-    with untouched(model, parameters=True) as before:
+    with untouched(model, parameters=True, beside=of_loss(model, loss)) as before:
         if not model.training:
             model.train()
         chance = Chance(model)
 
         with chance.repeated() as watch:
-            whole = update(model, loss, inputs, targets).select(others)
+            whole = update(model, loss, inputs, targets)
 
         def run(records: tuple[Any, Any], constant: bool = False) -> Updates:
             chance.restore()
             with chance.repeated(constant) if constant or watch.own else nullcontext():
-                return update(model, loss, *records).select(others)
+                return update(model, loss, *records)
 
         if touched := before.changed():
-            _refuse_touched(model, touched)
-        for how, records in _variants(inputs, targets):
-            constant = watch.drew and how == "removed"  # masks of dropout differ with the batch's size
-            base = run((inputs, targets), constant) if constant else whole
-            apart = _apart(base, run(records, constant))
+            refuse_touched(touched)
+        still = whole
+        for how, kept, records in _variants(inputs, targets):
+            constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
+            if constant and still is whole:
+                still = run((inputs, targets), constant)
+            base = (still if constant else whole).select(kept)
+            apart = _apart(base, run(records, constant).select(torch.arange(len(kept))))
             if not apart <= _tolerance(base):
                 again = _apart(whole, run((inputs, targets)))
                 _refuse_mixing(how, apart, again=0.0 if again <= _tolerance(whole) else again)
 
 
-def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """The same records but for the last one."""
-    yield "changed", (_each(_other_last, inputs), targets)
-    other = unlike(targets, -1).nonzero().flatten()
-    if len(other):  # a target that some record has is one that the loss takes
-        yield "given another target", (inputs, _each(lambda t: torch.cat([t[:-1], t[other[:1]]]), targets))
-    yield "removed", _each(lambda t: t[:-1], (inputs, targets))
+def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
+    """Which records are as they were, and the batch that begins with them: all but the last one, then pairs alone."""
+    size = batch_size(inputs)
+    others = torch.arange(size - 1)
+    yield "one sample is changed", others, (_each(_other_last, inputs), targets)
+    unequal = unlike(targets, -1).nonzero().flatten()
+    if len(unequal):  # a target that some record has is one that the loss takes
+        exchanged = _each(lambda t: torch.cat([t[:-1], t[unequal[:1]]]), targets)
+        yield "one sample is given another target", others, (inputs, exchanged)
+    yield "one sample is removed", others, _each(lambda t: t[:-1], (inputs, targets))
+    for start in range(0, min(size, FEW), 2) if size > 2 else ():
+        pair = torch.tensor([min(start, size - 2), min(start, size - 2) + 1])
+        yield "all but two samples are removed", pair, _each(itemgetter(pair), (inputs, targets))
 
 
 def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: change(t) if t.dim() else t, tree)
 
 
-def _refuse_touched(model: nn.Module, touched: str) -> None:
-    what = "parameter" if touched in dict(model.named_parameters()) else "buffer"
+def refuse_touched(touched: str) -> NoReturn:
+    """Refuses a buffer or a parameter that was written to without noise, by its name."""
     raise NotPrivate(
-        f"a training forward pass changes the {what} '{touched}': what it reads off people's records would "
-        "end up in the saved model; build the module without running statistics "
+        f"a training forward pass changes the buffer or parameter '{touched}': what it reads off people's records "
+        "would end up in the saved model, or in the updates of others; build the module without running statistics "
         "(track_running_stats=False) or whatever else writes there"
     )
 
@@ -134,8 +157,8 @@ def _refuse_mixing(how: str, apart: float, again: float) -> None:
             "random numbers that torch does not know of, so whether it mixes samples cannot be seen; draw with torch"
         )
     raise NotPrivate(
-        f"when one sample is {how}, the updates of the others change by {apart:.1%}: "
-        "the model or the loss mixes samples (batch statistics, a batch mean or count, a loss over pairs), so "
+        f"when {how}, the updates of the others change by {apart:.1%}: the model or the loss mixes samples "
+        "(batch statistics, a batch mean, maximum or count, the longest sequence, a loss over pairs), so "
         "no clip bound holds; make each sample's output and loss depend on that sample alone"
     )
 

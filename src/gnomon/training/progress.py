@@ -8,7 +8,12 @@ from tqdm.auto import tqdm
 
 from gnomon.training.watch import Record
 
-SHOWN = {"unprotected/loss": "loss*", "validation/accuracy": "accuracy", "epsilon": "epsilon"}
+SHOWN = {
+    "unprotected/loss": "loss*",
+    "validation/accuracy": "accuracy",
+    "unprotected/validation/accuracy": "accuracy*",
+    "epsilon": "epsilon",
+}
 """What the bar says of an epoch; an asterisk marks what is not protected."""
 
 

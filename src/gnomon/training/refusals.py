@@ -103,4 +103,5 @@ def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
 
 def refuse_overlap(train: Loader, public: Loader) -> None:
     """Public records must not occur, by content, among the private ones."""
-    refuse_shared(train.marks(), public.marks())
+    sparse = train.sparse or public.sparse
+    refuse_shared(train.marks(sparse=sparse), public.marks(sparse=sparse))

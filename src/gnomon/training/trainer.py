@@ -18,15 +18,18 @@ from torch.utils import _pytree as pytree
 from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
+from gnomon.clipping import ClipRule
 from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing
+from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
-from gnomon.training.evaluate import evaluate
+from gnomon.training.evaluate import evaluate, of_members
+from gnomon.training.independence import of_loss, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -38,7 +41,9 @@ from gnomon.training.refusals import (
     refuse_optimizer,
 )
 from gnomon.training.result import BudgetExhausted, Result
+from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_note
+from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
@@ -146,6 +151,10 @@ class Trainer:
         self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
+        self._known_rule: ClipRule | None = None
+        self._known_basis: type[Basis] | None = AmbientBasis
+        self._unmoved: tuple[Loss, Unmoved] | None = None
+        self._scored_members = False
         self._drawn = 0
         self._sequence: Draws | None = None
         self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
@@ -207,11 +216,13 @@ class Trainer:
         )
 
     def _notes(self) -> list[str]:
-        if self.method.public is None:
-            return list(self.notes)
-        count = len(Loader(self.method.public, "public"))
-        used = f"{count} records were used as public by the method and are NOT protected."
-        return [used, *self.notes]
+        notes = list(self.notes)
+        if self._scored_members:
+            notes.insert(0, "Scores on the validation records are of training records, and are NOT protected.")
+        if self.method.public is not None:
+            count = len(Loader(self.method.public, "public"))
+            notes.insert(0, f"{count} records were used as public by the method and are NOT protected.")
+        return notes
 
     # -- a loop of one's own ---------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ class Trainer:
         whether `step` has had it or not.
         """
         loader = self._loader(train)
-        draws = self._draws(len(loader))
+        draws = self._draws(loader)
         self.spending.start()
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
@@ -261,17 +272,19 @@ class Trainer:
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
         each record of metrics, `on_step` the number of the step after everything that belongs to it. The model is
-        scored on `validation` after every `evaluate_every` epochs, and at the end.
+        scored on `validation` after every `evaluate_every` epochs, and at the end; scores of training records are
+        logged as `unprotected/validation/`.
         """
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
             Loader(validation, "validation").take(torch.tensor([0]))  # what cannot be read is named before it costs
+            self._scored_members = of_members(validation, train)
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
         history: list[Record] = []
         steps: list[Record] = []
-        draws = self._draws(len(loader))
+        draws = self._draws(loader)
         started = time.monotonic()
         self.spending.start()
         self._make_up()
@@ -308,6 +321,7 @@ class Trainer:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
+        self.entrance.refuse_exchanged(self.method, self.loss)
         now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if now != {name: id(p) for name, p in self._parameters.items()}:
             raise RuntimeError(
@@ -325,16 +339,24 @@ class Trainer:
             charge=self._charge,
             see=seeing(basis) if between else None,
         )
+        self._check_rule(door)
         watch = Watch(self.max_grad_norm, self.method.unit)
+        unmoved = self._noted()
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
             seen = basis.coordinates(updates) if before else updates
+            if before and self._known_basis is not type(basis):
+                told = refuse_mixing_basis(self.method.subspace.name, basis, updates, seen)
+                self._known_basis = type(basis) if told else None
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
             admitted = door.admit(seen, self.method.clip)
             if self.observers and not watch.beyond:  # the first physical batch stands for the step
                 self._show(basis, updates, admitted)
             watch.see(updates, admitted)
+        if touched := unmoved.changed():
+            unmoved.restore()
+            refuse_touched(touched)
         released = door.release()
         moved = released if before or between else inside(basis, released)
         sign = -1.0 if self.method.displaces else 1.0  # where to go, not how steep it is
@@ -343,6 +365,20 @@ class Trainer:
             self.average.update_parameters(self.model)
         self._schedule("step")
         return watch.record()
+
+    def _noted(self) -> Unmoved:
+        """Model and loss as they are before a step's records are seen."""
+        if self._unmoved is None or self._unmoved[0] is not self.loss:
+            self._unmoved = self.loss, Unmoved({"": self.model} | of_loss(self.model, self.loss))
+        self._unmoved[1].note()
+        return self._unmoved[1]
+
+    def _check_rule(self, door: Door) -> None:
+        """Refuses a clip rule that mixes samples, once for each rule."""
+        if self.method.private and self._known_rule is not self.method.clip:
+            device = next((value.device for value in door.like.values()), None)
+            refuse_mixing_rule(self.method.clip, len(door.like), door.max_grad_norm, device)
+            self._known_rule = self.method.clip
 
     @property
     def _epoch_ends(self) -> bool:
@@ -392,11 +428,12 @@ class Trainer:
     def _loader(self, train: Any) -> Loader:
         return self.entrance.admit(train, self.method, self.loss)
 
-    def _draws(self, size: int) -> Iterator[Tensor]:
+    def _draws(self, loader: Loader) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.
 
         Starting a shuffled epoch anew would use a record twice where it is counted once.
         """
+        size = len(loader)
         if self._sequence is None:
             self._sequence = Draws(self.plan.sampler, size, self.noise, self.account.steps)
         if self._sequence.size != size:
@@ -404,7 +441,9 @@ class Trainer:
                 f"train holds {size} records, an earlier call had {self._sequence.size}: "
                 "one Trainer accounts for one data set; make another for other data"
             )
-        return self._sequence
+        order = loader.order() if isinstance(self.plan.sampler, Shuffled) else None
+        self._sequence.check(order)
+        return self._sequence.over(order)
 
     def _make_up(self) -> None:
         """Count shuffled batches that were drawn and not released, after an error for example.
@@ -435,7 +474,8 @@ class Trainer:
         if validation is not None:
             scored = self.model if self.average is None else self.average
             scores = evaluate(scored, self.loss, validation)
-            record |= {f"validation/{name}": value for name, value in scores.items()}
+            place = "unprotected/validation" if self._scored_members else "validation"
+            record |= {f"{place}/{name}": value for name, value in scores.items()}
         return record
 
 

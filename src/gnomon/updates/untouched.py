@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 
 class Before:
-    """The buffers of a model as they were, and its parameters if asked."""
+    """The buffers of modules as they were, and their parameters if asked. Names begin with that of the module."""
 
-    def __init__(self, model: nn.Module, parameters: bool) -> None:
-        self._model, self._parameters = model, parameters
+    def __init__(self, modules: Mapping[str, nn.Module], parameters: bool) -> None:
+        self._modules, self._parameters = modules, parameters
         self._kept = {name: value.detach().clone() for name, value in self._now()}
 
     def _now(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.named_buffers()
-        if self._parameters:
-            yield from self._model.named_parameters()
+        for prefix, module in self._modules.items():
+            yield from module.named_buffers(prefix)
+            if self._parameters:
+                yield from module.named_parameters(prefix)
 
     def changed(self) -> str | None:
         """The name of what differs now, if anything does."""
@@ -36,8 +37,12 @@ class Before:
 
 
 @contextmanager
-def untouched(model: nn.Module, parameters: bool = False) -> Iterator[Before]:
+def untouched(
+    model: nn.Module, parameters: bool = False, beside: Mapping[str, nn.Module] | None = None
+) -> Iterator[Before]:
     """Puts buffers, training modes, the random state, and parameters if asked, back as they were.
+
+    `beside` are other modules, by a name, of which the same is true.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with untouched(model) as before:
@@ -47,8 +52,9 @@ def untouched(model: nn.Module, parameters: bool = False) -> Iterator[Before]:
     >>> model.num_batches_tracked.item()
     0
     """
-    before = Before(model, parameters)
-    modes = {module: module.training for module in model.modules()}
+    held = {"": model} | dict(beside or {})
+    before = Before(held, parameters)
+    modes = {module: module.training for one in held.values() for module in one.modules()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnomon.updates.leaves.factored import Factored
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies, row_square_norms
 
 
 class Convolution(Leaf):
@@ -91,6 +91,8 @@ class Convolution(Leaf):
         return a * b * self.shape[2:].numel()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if amplifies(self.inputs):
+            return self.double().weighted_sum(weights.double()).to(self.like.dtype)
         scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))
         # strided convolutions may not reach the last cells; cut them off so that sizes agree
         reach = [

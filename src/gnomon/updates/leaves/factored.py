@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnomon.updates.leaves.dense import FEW, Dense
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies, row_square_norms
 
 
 class Factored(Leaf):
@@ -47,6 +47,8 @@ class Factored(Leaf):
         return every.reshape(size, self.rows, columns)[:, start:stop]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if amplifies(self.inputs):
+            return self.double().weighted_sum(weights.double()).to(self.like.dtype)
         groups = self.inputs.shape[1]
         scaled = self.outputs * weights[:, None, None, None]
         if groups == 1:

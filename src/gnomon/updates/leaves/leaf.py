@@ -11,6 +11,9 @@ from torch import Tensor
 CHUNK_BYTES = 32 * 2**20
 """Transient dense blocks stay below this size, whatever the layer."""
 
+HUGE = 1e12
+"""Below this, what float32 rounds away under its smallest normal number stays below 1e-25 in a layer's sum."""
+
 
 class Leaf(ABC):
     """The updates `g_1 .. g_B` of one parameter, seen as B matrices of `rows x columns`.
@@ -113,6 +116,20 @@ class Leaf(ABC):
         step = max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, self.rows, step):
             yield start, min(start + step, self.rows)
+
+
+def amplifies(inputs: Tensor) -> bool:
+    """Whether inputs are so large that they show how float32 rounds the numbers below its smallest normal one.
+
+    There a product with a weight rounds by whole factors, up too: a sum of such terms is formed in float64.
+
+    >>> amplifies(torch.tensor([1.0, -3e38])), amplifies(torch.tensor([1.0]))
+    (True, False)
+    """
+    if inputs.dtype not in (torch.float32, torch.bfloat16) or not inputs.numel():
+        return False
+    low, high = torch.aminmax(inputs)
+    return not (float(low) > -HUGE and float(high) < HUGE)
 
 
 def row_square_norms(rows: Tensor) -> Tensor:

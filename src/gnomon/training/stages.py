@@ -1,0 +1,59 @@
+"""Whether what comes after an update, a subspace and a clip rule, treats each sample by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnomon.clipping import ClipRule, for_losses
+from gnomon.subspaces import Basis
+from gnomon.training.refusals import NotPrivate
+from gnomon.updates import Updates
+
+MADE_UP = 8
+"""How many samples a rule is tried on."""
+
+
+def refuse_mixing_rule(rule: ClipRule, blocks: int, bound: float, device: torch.device | None = None) -> None:
+    """Refuses a clip rule whose weight for a sample depends on the others of its batch, or on earlier batches.
+
+    The norms are made up, a few a thousand times shorter or longer than the bound; `blocks` is how many a sample has.
+
+    >>> from gnomon.clipping import Flat
+    >>> refuse_mixing_rule(Flat(), blocks=2, bound=1.0)
+    """
+    draw = torch.Generator().manual_seed(0)
+    spread = 10.0 ** (6 * torch.rand(MADE_UP, blocks, generator=draw, dtype=torch.float64) - 3)
+    norms, losses = (spread * bound).to(device), 4 * torch.rand(MADE_UP, generator=draw).to(device)
+
+    def weights(chosen: Tensor) -> Tensor:
+        return for_losses(rule, losses[chosen]).weights(norms[chosen], bound).double()
+
+    everybody = torch.arange(MADE_UP, device=norms.device)
+    whole = weights(everybody)
+    for chosen in (everybody[:1], everybody[2:5], everybody.flip(0)):
+        if not torch.allclose(weights(chosen), whole[chosen], rtol=1e-5, atol=0, equal_nan=True):
+            raise NotPrivate(
+                f"clip rule '{rule.name}' gives a sample another weight when others are in its batch, or came before "
+                "it: no clip bound holds; let its weight depend on that sample's norms and loss alone"
+            )
+
+
+def refuse_mixing_basis(name: str, basis: Basis, updates: Updates, seen: Updates) -> bool:
+    """Refuses a basis in which a sample's coordinates depend on the others of its batch.
+
+    `seen` are the coordinates of the whole batch. Says whether there were enough samples to tell.
+    """
+    norms = updates.norms()
+    two = torch.isfinite(norms).nonzero().flatten()[:2]
+    if len(two) < 2 or len(updates) == 2:
+        return False
+    among, alone = (found.dense().double() for found in (seen.select(two), basis.coordinates(updates.select(two))))
+    tolerance = 3e-4 if updates.losses.dtype is torch.float32 else 1e-8
+    room = tolerance * torch.maximum(among.norm(dim=1), 0.01 * norms[two])
+    if not bool(((among - alone).norm(dim=1) <= room).all()):
+        raise NotPrivate(
+            f"subspace '{name}' gives a sample other coordinates when others are in its batch: no clip bound holds; "
+            "let them depend on that sample's update alone"
+        )
+    return True
