@@ -440,6 +440,49 @@ def test_an_abandoned_shuffled_epoch_counts_whole_when_the_run_goes_on(ledger):
     assert again.spending.total(DELTA).epsilon == account.epsilon(DELTA)
 
 
+# -- where a ledger begins ---------------------------------------------------------------------------
+
+SHORT = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+
+
+@pytest.mark.parametrize("how", ["flag", "environment", "budget"])
+def test_a_ledger_in_a_folder_that_does_not_exist_is_refused(tmp_path, capsys, monkeypatch, how):
+    mistyped = tmp_path / "nowhere" / "l.sqlite"
+    named = ["--ledger", str(mistyped)] if how != "environment" else []
+    monkeypatch.setenv("GNOMON_LEDGER", str(mistyped))
+    budget = ["ledger", "budget", "patients", "--epsilon", "3", "--by-name"]
+    assert main([*(budget if how == "budget" else [*SHORT, "--out", str(tmp_path / "a")]), *named]) == 2
+    assert f"there is no folder {mistyped.parent}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_ledger_that_begins_is_told_and_stands_in_the_statement_of_its_first_run(tmp_path, capsys, monkeypatch, own):
+    path = tmp_path / "gnomon" / "ledger.sqlite"
+    if own:  # the user's own file, whose folder is made
+        monkeypatch.delenv("GNOMON_LEDGER")
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    else:
+        path.parent.mkdir()
+    named = [] if own else ["--ledger", str(path)]
+    for run, is_new in (("a", True), ("b", False)):
+        assert main([*SHORT, *named, "--out", str(tmp_path / run)]) == 0
+        said = capsys.readouterr().err
+        assert (f"gnomon: new ledger {path}: runs before it are not known to it\n" in said) == is_new
+        stated = (tmp_path / run / "statement.txt").read_text()
+        assert ("CAVEAT: new ledger ledger.sqlite: runs before it are not known" in stated) == is_new
+        assert str(tmp_path) not in stated
+
+
+def test_a_ledger_that_a_refused_run_left_empty_is_still_new(tmp_path, capsys):
+    path = tmp_path / "l.sqlite"
+    again = [*SHORT, "--ledger", str(path), "--out", str(tmp_path / "a")]
+    assert main([*again, "--max-grad-norm", "-1"]) == 2
+    capsys.readouterr()
+    assert main(again) == 0
+    assert f"new ledger {path}" in capsys.readouterr().err
+
+
 # -- the command line --------------------------------------------------------------------------------
 
 
@@ -583,6 +626,7 @@ def test_threads_share_a_ledger(ledger):
 
 def test_a_tilde_is_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "kept").mkdir()
     ledger = Ledger("~/kept/l.sqlite")
     ledger.shut()
     assert ledger.path == needed_path("~/kept/l.sqlite") == tmp_path / "kept" / "l.sqlite"

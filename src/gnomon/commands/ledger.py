@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,16 @@ def chosen(path: str | None) -> Ledger | None:
     from gnomon.ledger.ledger import NO_LEDGER
 
     found = None if path == NO_LEDGER else path or default_path()
-    return None if found is None else Ledger(found)
+    return None if found is None else _told(Ledger(found))
+
+
+def _told(ledger: Ledger) -> Ledger:
+    """The ledger, after saying that it is new if nothing is in it: its path may be mistyped, or the file lost."""
+    from gnomon.ledger.ledger import unknown_before
+
+    if not ledger.head().number:
+        print(f"gnomon: {unknown_before(str(ledger.path))}", file=sys.stderr)
+    return ledger
 
 
 def add_ledger(commands: Any) -> None:
@@ -212,7 +222,7 @@ def _budget(args: argparse.Namespace) -> int:
     from gnomon.ledger import Budget, Ledger, needed_path
 
     budget = Budget(args.epsilon, args.delta, args.declared)
-    ledger = Ledger(needed_path(args.ledger)) if args.by_name else existing(args)
+    ledger = _told(Ledger(needed_path(args.ledger))) if args.by_name else existing(args)
     dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"

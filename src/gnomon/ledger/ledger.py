@@ -70,7 +70,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, block: int = BLOCK) -> None:
         self.path = Path(path).expanduser()
         self.block = validate.whole("block", block)
-        self._store = Store(self.path)
+        self._store = Store(self.path, make_folder=self.path == _users_own())
         self._states: dict[int, State] = {}  # by thread
         self._key = b""
         with self._rows():
@@ -216,6 +216,10 @@ class Ledger:
         with self._rows() as (_, state):
             return state.head
 
+    def first(self) -> LedgerRun | None:
+        """The run that was entered first; runs before it are not known here."""
+        return next(iter(self.state().runs.values()), None)
+
     def verify(self, head: Head | None = None) -> int:
         """Check every link from the first entry on, and that a head kept elsewhere is among them. Counts entries."""
         with self._store.transaction() as rows:
@@ -283,8 +287,22 @@ def default_path() -> Path | None:
             allowed = "an absolute path, or 'none': a relative one would be another ledger in each folder"
             raise validate.SettingError("GNOMON_LEDGER", named, allowed)
         return Path(named).expanduser()
+    return _users_own()
+
+
+def _users_own() -> Path:
+    """The only file whose folder is made for it."""
     place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def unknown_before(ledger: str) -> str:
+    """What to say where a ledger begins: to whoever began it, and in the statement of its first run.
+
+    >>> unknown_before("l.sqlite")
+    'new ledger l.sqlite: runs before it are not known to it'
+    """
+    return f"new ledger {ledger}: runs before it are not known to it"
 
 
 def needed_path(path: str | Path | None = None) -> Path:

@@ -139,6 +139,11 @@ class Spending:
         found = None if self._identity is None else self.ledger.total(self._identity, delta, RECORD)
         return found if found is not None and found.runs else None
 
+    def began_ledger(self) -> bool:
+        """Whether this run is the first one of its ledger."""
+        first = None if self.ledger is None or not self.run else self.ledger.first()
+        return first is not None and first.id == self.run
+
     def head(self) -> Head | None:
         """The ledger's last entry."""
         return None if self.ledger is None else self.ledger.head()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gnomon.accounting import Epsilon
+from gnomon.ledger.ledger import unknown_before
 from gnomon.ledger.spending import Spending
 
 NOT_COVERED = (
@@ -151,6 +152,18 @@ class Statement:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def ledger_caveats(spending: Spending) -> list[str]:
+    """What a reader should know of the ledger itself.
+
+    >>> from gnomon.accounting import Account, Poisson
+    >>> ledger_caveats(Spending(None, Account(Poisson(0.1), 1.0), steps=10))
+    []
+    """
+    if spending.ledger is None or not spending.began_ledger():
+        return []
+    return [f"{unknown_before(spending.ledger.path.name)}."]
 
 
 def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from gnomon.training.refusals import (
     refuse_optimizer,
 )
 from gnomon.training.result import BudgetExhausted, Result
-from gnomon.training.statement import Statement, ledger_note
+from gnomon.training.statement import Statement, ledger_caveats, ledger_note
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
@@ -207,11 +207,12 @@ class Trainer:
         )
 
     def _notes(self) -> list[str]:
+        notes = [*self.notes, *ledger_caveats(self.spending)]
         if self.method.public is None:
-            return list(self.notes)
+            return notes
         count = len(Loader(self.method.public, "public"))
         used = f"{count} records were used as public by the method and are NOT protected."
-        return [used, *self.notes]
+        return [used, *notes]
 
     # -- a loop of one's own ---------------------------------------------------------------------
 
