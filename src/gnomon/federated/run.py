@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import unknown_before
 from gnomon.report import training_curve
-from gnomon.run_folder import RunFolder
+from gnomon.run_folder import RunFolder, fingerprints
 from gnomon.runs import plain
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
@@ -194,6 +195,7 @@ def _write(
     if entries is not None and entries.ledger is not None and entries.began_ledger():
         notes.append(f"{unknown_before(entries.ledger.path.name)}.")
     statement = federated_statement(config, server, private, federation.public, total, notes)
+    statement = dataclasses.replace(statement, files=fingerprints(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())

@@ -62,6 +62,7 @@ def federated_statement(
         private_noise=private_noise,
         notes=notes,
         ledger=ledger,
+        account=server.members[worst].account,
     )
     return dataclasses.replace(found, unit="one record of one client", not_covered=(*LEARNS, *NOT_COVERED))
 
@@ -92,5 +93,6 @@ def _for_clients(
         private_noise=private_noise,
         notes=notes,
         ledger=ledger,
+        account=mean.account,
     )
     return dataclasses.replace(found, unit="one client with all its records", not_covered=(*TRUSTS, *NOT_COVERED))

@@ -32,6 +32,11 @@ class Spending:
         self._identity: Identity | None = None
         self._dataset, self._left, self._process, self._open = "", 0, -1, False
 
+    @property
+    def dataset(self) -> str:
+        """The id of the data set that the run was entered for; empty before."""
+        return self._dataset
+
     def recognise(self, data: Any) -> None:
         """Find out which data set this is: enough to say what it has paid, and nothing is refused for its budget."""
         if self.ledger is None:

@@ -204,6 +204,7 @@ class Trainer:
             private_noise=self.noise.private,
             notes=self._notes(),
             ledger=ledger_note(self.spending, self.plan.delta),
+            account=self.account,
         )
 
     def _notes(self) -> list[str]:
