@@ -18,6 +18,7 @@ import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
 from gnomon.cli import main
 from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
+from gnomon.ledger.check import _steps
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -532,6 +533,53 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     assert not Ledger(own_ledger).run(run).open
     assert main(["ledger", "close", "nobody"]) == 2
     assert "does not know the run nobody" in capsys.readouterr().err
+
+
+def test_a_run_folder_is_checked_against_the_ledger(tmp_path, capsys, own_ledger):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--out", str(out)]) == 0
+    verify = ["ledger", "verify", "--run", str(out)]
+    capsys.readouterr()
+    assert main(verify) == 0
+    said = capsys.readouterr().out
+    assert "nothing is wrong" in said
+    for name in ("model.safetensors", "config.yaml", "epsilon", "head", "run", "data set", "sampler", "steps"):
+        assert f"right        {name}: " in said
+    honest = json.loads((out / "statement.json").read_text())
+    ledger, account = honest["ledger"], honest["account"]
+
+    def wrong(**changes) -> str:
+        (out / "statement.json").write_text(json.dumps(honest | changes))
+        code = main(verify)
+        said = capsys.readouterr().out
+        assert (code == 1) == ("WRONG" in said)
+        return said.splitlines()[-1].partition("WRONG: ")[2]
+
+    assert wrong(epsilon=0.001) == "epsilon"
+    assert wrong(ledger=None) == "ledger"
+    assert wrong(ledger=ledger | {"run": "000000000000"}) == "run"
+    assert wrong(ledger=ledger | {"head": "4:" + "0" * 64}) == "head"
+    assert wrong(ledger=ledger | {"dataset": "name:others"}) == "data set"
+    noisier = account | {"noise_multiplier": 30.0}
+    spent = float(Account.from_dict(noisier).epsilon(honest["delta"]))
+    assert wrong(epsilon=spent, noise_multiplier=30.0, account=noisier) == "noise multiplier"
+    assert wrong(epsilon=1.0, steps=honest["steps"] + 1, account=account | {"steps": honest["steps"] + 1}) == "steps"
+    assert wrong(files=None) == "", "a statement of an earlier version"
+    assert wrong(files=None, account=None) == ""
+    assert wrong(files=None, account=None, epsilon=1.0, noise_multiplier=30.0) == "noise multiplier"
+    assert wrong() == ""
+    (out / "model.safetensors").write_bytes(b"another")
+    (out / "config.yaml").unlink()
+    assert wrong() == "model.safetensors, config.yaml"
+    assert main(["ledger", "verify", "--run", str(tmp_path)]) == 2
+    assert "statement.json" in capsys.readouterr().err
+
+
+def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=48)
+    for _ in range(2):
+        ledger.reserve(run)
+    assert [_steps(stated, ledger.run(run)).right for stated in (33, 32, 17, 16)] == [False, True, True, False]
 
 
 def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):

@@ -99,6 +99,7 @@ def add_ledger(commands: Any) -> None:
         "  gnomon ledger budget digits --epsilon 3 --delta 1e-5    # after a run on them\n"
         "  gnomon ledger budget patients --epsilon 3 --by-name     # before it, for runs with --data-id patients\n"
         "  gnomon ledger verify --head 17:ab12...    # the head that a statement printed\n"
+        "  gnomon ledger verify --run runs/demo      # does the run folder fit the ledger?\n"
         "  gnomon ledger export > ledger.jsonl",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -109,6 +110,13 @@ def add_ledger(commands: Any) -> None:
     show.add_argument("--json", action="store_true", help="print JSON")
     verify = _verb(verbs, "verify", _verify, "check that no entry was changed or lost")
     verify.add_argument("--head", metavar="N:HASH", help="a head kept elsewhere that must be among the entries")
+    verify.add_argument(
+        "--run",
+        dest="checked",  # `run` is the command itself
+        type=Path,
+        metavar="FOLDER",
+        help="also check what a run left there: model, config, epsilon, and its entry; exit code 1 if something is wrong",
+    )
     _verb(verbs, "export", _export, "print every entry as a line of JSON")
     budget = _verb(verbs, "budget", _budget, "set what all runs on a data set may cost together")
     budget.add_argument("dataset", help="a data set of the ledger, by name or id")
@@ -209,7 +217,18 @@ def _verify(args: argparse.Namespace) -> int:
     ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
     print(f"{count} entries, every one in its place; head {ledger.head()}")
-    return 0
+    return 0 if args.checked is None else _verify_run(args.checked, ledger)
+
+
+def _verify_run(folder: Path, ledger: Ledger) -> int:
+    from gnomon.ledger.check import check_run
+
+    checks = check_run(folder, ledger)
+    for one in checks:
+        print(one)
+    wrong = [one.name for one in checks if one.right is False]
+    print(f"{folder}: " + (f"WRONG: {', '.join(wrong)}" if wrong else "nothing is wrong"))
+    return 1 if wrong else 0
 
 
 def _export(args: argparse.Namespace) -> int:
