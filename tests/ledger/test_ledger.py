@@ -441,6 +441,36 @@ def test_an_abandoned_shuffled_epoch_counts_whole_when_the_run_goes_on(ledger):
     assert again.spending.total(DELTA).epsilon == account.epsilon(DELTA)
 
 
+def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_cause(tmp_path, capsys, own_ledger):
+    quiet = ["train", "--epochs", "1", "--quiet"]
+    assert main([*quiet, "--noise-multiplier", "0", "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("this run adds an infinite epsilon to the ledger for good") == 1
+    (run,) = Ledger(own_ledger).state().runs
+    assert main([*SHORT, "--out", str(tmp_path / "b")]) == 0
+    assert "infinite" not in capsys.readouterr().err
+    assert main(["ledger", "show"]) == 0
+    assert f"infinite because of run {run}: no noise" in capsys.readouterr().out
+    assert main(["ledger", "budget", "digits", "--epsilon", "3"]) == 0
+    assert f"because of run {run} for good: nothing will fit" in capsys.readouterr().out
+    assert main([*SHORT, "--out", str(tmp_path / "c")]) == 2
+    assert f"run {run} has an infinite epsilon" in capsys.readouterr().err
+
+
+def test_a_run_without_noise_warns_when_it_cannot_be_seen_on_the_command_line_either(ledger):
+    with pytest.warns(RuntimeWarning, match="infinite epsilon to the ledger for good"):
+        trainer(ledger, noise_multiplier=0.0, steps=1).fit(data())
+
+
+def test_a_budget_that_is_spent_already_says_that_nothing_fits(ledger, capsys):
+    dataset = ledger.dataset("patients")
+    ledger.reserve(ledger.open(dataset, Account(FullBatch(), 2.0), steps=16))
+    budget = ["ledger", "budget", "patients", "--ledger", str(ledger.path), "--epsilon"]
+    for epsilon_, full in (("0.5", True), ("500", False)):
+        assert main([*budget, epsilon_]) == 0
+        assert ("nothing will fit" in capsys.readouterr().out) == full
+
+
 # -- where a ledger begins ---------------------------------------------------------------------------
 
 SHORT = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]

@@ -115,7 +115,7 @@ def add_ledger(commands: Any) -> None:
         dest="checked",  # `run` is the command itself
         type=Path,
         metavar="FOLDER",
-        help="also check what a run left there: model, config, epsilon, and its entry; exit code 1 if something is wrong",
+        help="also check what a run left there: model, config, epsilon and entry; exit code 1 if one is wrong",
     )
     _verb(verbs, "export", _export, "print every entry as a line of JSON")
     budget = _verb(verbs, "budget", _budget, "set what all runs on a data set may cost together")
@@ -194,6 +194,8 @@ def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
     total, state = ledger.total(dataset, delta, unit), ledger.state()
     print(f"\n{_names(state, dataset)}  ({dataset}; unit: {unit})")
     print(f"  spent   {total.epsilon!r}, {total.runs} runs, {total.steps} steps")
+    if total.endless:
+        print(f"          infinite because of run {', '.join(total.endless)}: no noise, or next to none")
     if total.declared < total.epsilon:
         print(f"          {total.declared!r} if all settings were fixed before the first result was seen")
     if total.budget is not None:
@@ -246,7 +248,11 @@ def _budget(args: argparse.Namespace) -> int:
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"
     print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for {together}")
-    print(f"spent   {ledger.total(dataset, args.delta).epsilon!r}")
+    total = ledger.total(dataset, args.delta)
+    print(f"spent   {total.epsilon!r}")
+    if (total.declared if args.declared else total.epsilon) > args.epsilon:
+        why = f", because of run {', '.join(total.endless)} for good" if total.endless else ""
+        print(f"        more than the budget{why}: nothing will fit, every further run on these data is refused")
     return 0
 
 

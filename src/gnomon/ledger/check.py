@@ -63,7 +63,9 @@ def _files(statement: Mapping[str, Any], folder: Path) -> Iterator[Check]:
             yield Check(name, False, "the file is missing")
         else:
             same = stated[name] == now[name]
-            yield Check(name, same, f"sha256 {now[name][:16]}..." + ("" if same else f", {stated[name][:16]}... stated"))
+            yield Check(
+                name, same, f"sha256 {now[name][:16]}..." + ("" if same else f", {stated[name][:16]}... stated")
+            )
 
 
 def _epsilon(statement: Mapping[str, Any]) -> Check:

@@ -6,6 +6,7 @@ Entries are events (sampling, noise, adjacency, steps), never epsilons: those ar
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 from gnomon import __version__, validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
-from gnomon.ledger.budget import exceeds, refuse_excess
+from gnomon.ledger.budget import endless, exceeds, refuse_excess
 from gnomon.ledger.identity import Identity, by_content, declared
 from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
 from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
@@ -49,6 +50,8 @@ class Total:
     runs: int
     steps: int
     budget: Budget | None
+    endless: tuple[str, ...] = ()
+    """The runs that made it infinite, if it is."""
 
 
 class Ledger:
@@ -195,7 +198,10 @@ class Ledger:
         accounts = [run.account() for run in runs.values()]
         steps = sum(run.reserved for run in runs.values())
         budget = min(budgets, key=lambda budget: budget.epsilon, default=None)
-        return Total(filtered(accounts, delta), composed(accounts, delta), len(runs), steps, budget)
+        spent = filtered(accounts, delta)
+        caused = endless(list(runs.values()), delta) if spent == math.inf else []
+        names = tuple(run.id for run in caused)
+        return Total(spent, composed(accounts, delta), len(runs), steps, budget, names)
 
     def labelled(self, label: str) -> list[LedgerRun]:
         """The runs of a label, the oldest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from gnomon.accounting import Account, Shuffled
@@ -31,6 +32,7 @@ class Spending:
         self._account, self._steps, self._name = account, steps, dataset
         self._identity: Identity | None = None
         self._dataset, self._left, self._process, self._open = "", 0, -1, False
+        self._warned = False
 
     @property
     def dataset(self) -> str:
@@ -51,6 +53,18 @@ class Spending:
         self.recognise(data)
         if self.ledger is not None and self._identity is not None and not self.run:
             self.ledger.check(self._identity, self._account, self._steps)
+            self._warn_without_noise()
+
+    def _warn_without_noise(self) -> None:
+        """Once, before it is entered: what no noise costs cannot be taken back."""
+        if self._account.noise_multiplier == 0 and not self._warned:
+            warnings.warn(
+                "this run adds an infinite epsilon to the ledger for good; for a study without privacy use "
+                "--insecure-noise-seed or --ledger none",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._warned = True
 
     def _enter(self, identity: Identity) -> None:
         """Records that have come since the run began count too; other records are refused."""
