@@ -286,7 +286,7 @@ class Trainer:
                 last = stop.asked or self.account.steps == self.plan.last
                 if ends or last:
                     due = last or self.account.steps // self.plan.steps_per_epoch % evaluate_every == 0
-                    record = self._epoch_record(steps, validation if due else None, started)
+                    record = self._epoch_record(steps, validation if due else None, started, last)
                     history.append(record)
                     steps.clear()
                     bar.tell(record)
@@ -423,11 +423,20 @@ class Trainer:
         """Forget the order of the records that are left, where another account of the steps was taken up."""
         self._sequence = None
 
-    def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
+    def _epsilon_now(self, exact: bool) -> float:
+        """What the steps so far have cost: exact, or estimated from above but never above what the plan will cost."""
+        if exact:
+            return float(self.epsilon())
+        estimate = self.account.estimate(self.plan.delta)
+        if self.account.steps > self.plan.last:
+            return estimate
+        return min(estimate, float(self.account.epsilon(self.plan.delta, self.plan.last)))
+
+    def _epoch_record(self, steps: list[Record], validation: Any, started: float, last: bool) -> Record:
         record: Record = {
             "step": self.account.steps,
             "epoch": self.account.steps / self.plan.steps_per_epoch,
-            "epsilon": self.account.estimate(self.plan.delta),
+            "epsilon": self._epsilon_now(exact=last),
             "seconds": time.monotonic() - started,
             **averaged(steps),
         }
