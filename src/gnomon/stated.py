@@ -20,6 +20,7 @@ from gnomon.accounting import (
     Shuffled,
     TruncatedPoisson,
 )
+from gnomon.plural import counted
 from gnomon.run_folder import SEALED, fingerprints
 
 ROUNDING = 1e-3
@@ -72,10 +73,10 @@ def misfits(statement: Mapping[str, Any]) -> list[str]:
         return [f"its numbers make no sense ({error})"]
     if spent is None:
         return []
-    found = _differences(statement, spent)
+    found, steps = _differences(statement, spent), counted(spent.steps, "step")
     if _below(statement.get("epsilon"), spent):
         found.append(
-            f"noise multiplier {spent.noise_multiplier:.6g}, {spent.sampler} and {spent.steps} steps give epsilon "
+            f"noise multiplier {spent.noise_multiplier:.6g}, {spent.sampler} and {steps} give epsilon "
             f"{float(spent):.3f} at delta = {spent.delta:g}, not {statement['epsilon']:.3f}"
         )
     if statement.get("guarantee") and not spent.guarantee:

@@ -551,7 +551,7 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     ledger.reserve(run)
     ledger.shut()
     for words, answer in {
-        ("show",): "1 runs, 16 steps",
+        ("show",): "1 run, 16 steps",
         ("show", "patients"): f"run {run}",
         ("budget", "patients", "--epsilon", "3"): "budget  epsilon = 3 at delta = 1e-05",
         ("close", run): f"run {run} is closed: 16 steps spent, 4 free again",
@@ -646,6 +646,45 @@ def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
         assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
         assert ledger.state().budget(one, "one record").epsilon == 2
     ledger.shut()
+
+
+def test_data_sets_that_share_records_are_listed_as_one_under_all_their_names(capsys, own_ledger):
+    (a, y), (b, z) = data(seed=1), data(seed=2)
+    ledger = Ledger(own_ledger)
+    for label, records in (("a", (a, y)), ("less", (a[1:], y[1:])), ("copy", (a.flip(0), y)), ("b", (b, z))):
+        trainer(ledger, label=label, steps=1).fit(records)
+    first, less, other = ledger.state().datasets
+    assert main(["ledger", "budget", "nobody", "--epsilon", "3"]) == 2
+    said = capsys.readouterr().err
+    assert f"{first} (a, less, copy, known by its records), {other} (b, known by its records)" in said
+    assert less not in said
+    assert main(["ledger", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\na, less, copy  ({first}, {less}; unit: one record)\n" in shown
+    assert "3 runs, 3 steps" in shown
+    assert "1 run, 1 step\n" in shown
+    assert ", 1 step; copy" in shown
+    for name in ("a", "less", "copy", less):
+        assert main(["ledger", "budget", name, "--epsilon", "3"]) == 0
+    ledger.shut()
+
+
+def test_the_names_of_a_federation_s_clients_do_without_what_tells_its_runs_apart(ledger):
+    for token in ("0123456789ab", "ba9876543210"):
+        trainer(ledger, label=f"fedavg, north ({token})", steps=1).fit(data())
+    (dataset,) = ledger.state().datasets
+    assert ledger.state().labels(dataset) == ["fedavg, north"]
+
+
+def test_a_file_that_is_no_ledger_is_not_only_called_damaged(tmp_path, capsys):
+    (tmp_path / "p.csv").write_text("name,age\n" * 99)
+    assert main([*SHORT, "--ledger", str(tmp_path / "p.csv"), "--out", str(tmp_path / "a")]) == 2
+    assert "not a ledger, or damaged" in capsys.readouterr().err
+
+
+def test_one_run_is_not_called_runs(tmp_path, capsys):
+    assert main([*SHORT, "--out", str(tmp_path / "a")]) == 0
+    assert ", 1 run\n" in capsys.readouterr().out
 
 
 def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):

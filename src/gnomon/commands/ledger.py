@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
     from gnomon.ledger import Ledger
-    from gnomon.ledger.state import State
     from gnomon.runs import Run
 
 
@@ -161,22 +161,20 @@ def _show(args: argparse.Namespace) -> int:
     state = ledger.state()
     if not args.json:
         print(f"ledger  {ledger.path}, head {state.head}")
-    seen: set[str] = set()
-    for dataset in [ledger.find(args.dataset)] if args.dataset else list(state.datasets):
-        if dataset not in seen:
-            family = state.family(dataset)
-            seen |= family
-            for unit in sorted({run.unit for run in state.runs.values() if run.dataset in family} | {RECORD}):
-                (_print_json if args.json else _print_text)(ledger, dataset, unit, args.delta)
+    for group in state.groups([ledger.find(args.dataset)] if args.dataset else state.datasets):
+        for unit in sorted({run.unit for run in state.runs.values() if run.dataset in group} | {RECORD}):
+            (_print_json if args.json else _print_text)(ledger, group, unit, args.delta)
     return 0
 
 
-def _print_json(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+def _print_json(ledger: Ledger, group: list[str], unit: str, delta: float) -> None:
+    dataset = group[0]
     total, state = ledger.total(dataset, delta, unit), ledger.state()
     spent, tight = (float(one) if one < float("inf") else None for one in (total.epsilon, total.declared))
     found = {
         "dataset": dataset,
-        "names": _names(state, dataset),
+        "datasets": group,
+        "names": ", ".join(state.labels(dataset)),
         "unit": unit,
         "epsilon": spent,
         "declared": tight,
@@ -190,10 +188,11 @@ def _print_json(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
     print(json.dumps(found))
 
 
-def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+def _print_text(ledger: Ledger, group: list[str], unit: str, delta: float) -> None:
+    dataset = group[0]
     total, state = ledger.total(dataset, delta, unit), ledger.state()
-    print(f"\n{_names(state, dataset)}  ({dataset}; unit: {unit})")
-    print(f"  spent   {total.epsilon!r}, {total.runs} runs, {total.steps} steps")
+    print(f"\n{', '.join(state.labels(dataset))}  ({', '.join(group)}; unit: {unit})")
+    print(f"  spent   {total.epsilon!r}, {counted(total.runs, 'run')}, {counted(total.steps, 'step')}")
     if total.endless:
         print(f"          infinite because of run {', '.join(total.endless)}: no noise, or next to none")
     if total.declared < total.epsilon:
@@ -205,12 +204,7 @@ def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
         account = run.account()
         more = f", {run.committed - run.reserved} more declared" if run.committed > run.reserved else ""
         settings = f"{account.sampler.name}, noise {account.noise_multiplier:.4g}, {account.adjacency}"
-        print(f"  run {run.id}  {run.time}  {settings}, {run.reserved} steps{more}; {run.label}")
-
-
-def _names(state: State, dataset: str) -> str:
-    family = state.family(dataset)
-    return ", ".join(dict.fromkeys(about["name"] for one, about in state.datasets.items() if one in family))
+        print(f"  run {run.id}  {run.time}  {settings}, {counted(run.reserved, 'step')}{more}; {run.label}")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -218,7 +212,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
-    print(f"{count} entries, every one in its place; head {ledger.head()}")
+    print(f"{counted(count, 'entry', 'entries')}, every one in its place; head {ledger.head()}")
     return 0 if args.checked is None else _verify_run(args.checked, ledger)
 
 
@@ -280,5 +274,5 @@ def _close(args: argparse.Namespace) -> int:
     ledger = existing(args)
     ledger.close(args.closed)
     run = ledger.run(args.closed)
-    print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")
+    print(f"run {run.id} is closed: {counted(run.reserved, 'step')} spent, {run.declared - run.reserved} free again")
     return 0

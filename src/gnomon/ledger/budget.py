@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gnomon.accounting import Account, Epsilon, composed, filtered, search
 from gnomon.accounting.composed import passes
+from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
     others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
     waiting = [one for one in others if one.committed > one.reserved]
     name = state.datasets[run.dataset]["name"]
-    asked = f"{run.declared} steps with noise multiplier {run.account().noise_multiplier:.4g} on {name}"
+    asked = f"{counted(run.declared, 'step')} with noise multiplier {run.account().noise_multiplier:.4g} on {name}"
     if spent == math.inf:
         caused = ", ".join(one.id for one in endless([*filter(_counts, others), run], budget.delta))
         raise OverBudget(
@@ -124,6 +125,6 @@ def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
 def _open(waiting: list[LedgerRun]) -> str:
     if not waiting:
         return ""
-    names = ", ".join(f"{run.id} ({run.declared - run.reserved} steps)" for run in waiting[:3])
+    names = ", ".join(f"{run.id} ({counted(run.declared - run.reserved, 'step')})" for run in waiting[:3])
     more = " ..." if len(waiting) > 3 else ""
     return f" Open runs hold steps: {names}{more}; `gnomon ledger close RUN` frees those of a run that will not go on."

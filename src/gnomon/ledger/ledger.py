@@ -103,14 +103,16 @@ class Ledger:
             return [one for one, about in state.datasets.items() if text in (about["name"], one.removeprefix("name:"))]
 
     def find(self, text: str) -> str:
-        """The id of the data set that a person means by an id, a name, or the beginning of an id.
+        """The id of the data set that a person means by an id, a name, the beginning of an id, or a run's label.
 
         Data sets of one name that share no record are told apart by their ids only.
         """
         state, named = self.state(), self.named(text)
         exact = [one for one in state.datasets if one == text]
         begun = [one for one in state.datasets if one.startswith(text)]
-        for found in (exact, named, begun):
+        content = [one for one in state.datasets if not one.startswith("name:")]
+        called = [] if exact or named or begun else [one for one in content if text in state.labels(one)]
+        for found in (exact, named, begun, called):
             if found and all(one in state.family(found[0]) for one in found):
                 return found[0]
             if found:
@@ -328,13 +330,14 @@ def needed_path(path: str | Path | None = None) -> Path:
 
 
 def _list(state: State, datasets: list[str]) -> str:
-    """Data sets for people: name, id, and how they are recognised."""
+    """Data sets for people: id, names, and how they are recognised. Those that share records are one."""
 
-    def about(one: str) -> str:
+    def about(group: list[str]) -> str:
+        one = next(one for one in datasets if one in group)
         how = "by --data-id" if one.startswith("name:") else "by its records"
-        return f"{one} ({state.datasets[one]['name']}, known {how})"
+        return f"{one} ({', '.join(state.labels(one))}, known {how})"
 
-    return ", ".join(map(about, datasets))
+    return ", ".join(map(about, state.groups(datasets)))
 
 
 def _new_run(dataset: str, account: Account, steps: int, label: str, unit: str) -> LedgerRun:

@@ -154,7 +154,12 @@ class Store:
         remedy = "nothing was released; free the disk or name another file"
         if "locked" in str(error):
             remedy = f"another process has been writing for {PATIENCE:.0f} s; nothing was released"
-        elif "not a database" in str(error) or "malformed" in str(error):
+        elif "not a database" in str(error):
+            remedy = (
+                "it is not a ledger, or damaged; name another file, or restore the ledger from a copy and do not start "
+                "a new one for the same data"
+            )
+        elif "malformed" in str(error):
             remedy = "the file is damaged; restore it from a copy, do not start a new one for the same data"
         return LedgerError(f"the ledger {self.path} cannot be used ({error}): {remedy}")
 

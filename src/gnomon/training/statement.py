@@ -12,6 +12,7 @@ from gnomon import __version__
 from gnomon.accounting import Account, Epsilon
 from gnomon.ledger.ledger import unknown_before
 from gnomon.ledger.spending import Spending
+from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 NOT_COVERED = (
@@ -151,14 +152,14 @@ class Statement:
             return ["  all runs on the data  not known: this run is in no ledger"]
         spent = self.ledger["epsilon"]
         value = "infinite" if spent is None else f"{spent:.3f}"
-        runs = f"{self.ledger['runs']} run{'s' if self.ledger['runs'] != 1 else ''}"
+        runs, steps = counted(self.ledger["runs"], "run"), counted(self.ledger["steps"], "step")
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
         entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
         entered += f"data set {self.ledger['dataset']}, " if self.ledger.get("dataset") else ""
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
-            f"({runs}, {self.ledger['steps']} steps reserved, {self.ledger['accountant']}){allowed}",
+            f"({runs}, {steps} reserved, {self.ledger['accountant']}){allowed}",
             f"  ledger                {entered}head {self.ledger['head']}",
         ]
 
