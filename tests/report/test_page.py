@@ -257,6 +257,14 @@ def test_a_statement_written_for_another_file_gets_no_promise(real, tmp_path, na
     assert "is differentially private" in report([place]).read_text(), "a file that was not handed on"
 
 
+def test_a_promise_for_seeded_noise_is_not_repeated(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    (place / "config.yaml").write_text(TrainConfig(target_epsilon=1.0, insecure_noise_seed=3).to_yaml())
+    page = report([place]).read_text()
+    assert "config.yaml seeds the noise" in page
+    assert "is differentially private" not in page
+
+
 # -- from the command line --------------------------------------------------------------------------
 
 

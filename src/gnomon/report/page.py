@@ -120,6 +120,8 @@ def _doubts(run: TrainingRun) -> list[str]:
     said = []
     if wrong := misfits(run.statement) if run.statement else []:
         said.append(f"The statement's numbers do not fit together: {'; '.join(wrong)}. {NO_CLAIM}")
+    if run.statement.get("guarantee") and run.config.get("insecure-noise-seed") is not None:
+        said.append(f"The statement promises privacy, but config.yaml seeds the noise. {NO_CLAIM}")
     if run.changed:
         names = " and ".join(run.changed)
         said.append(f"The statement was written for another {names}: the SHA-256 differs. {NO_CLAIM}")
