@@ -35,6 +35,7 @@ $(BENCH_STAMP): $(STAMP)
 	@touch $@
 
 demo: $(STAMP)
+	mkdir -p runs
 	$(BIN)/gnomon train --data digits --target-epsilon 1 --out runs/demo --overwrite --ledger runs/demo-ledger.sqlite
 	OMP_NUM_THREADS=1 $(BIN)/gnomon compare --data digits --noise-multipliers 5,10,20 --seeds 1 --out runs/demo-compare \
 	  --methods dp-sgd,pdp,pcdp,dp-lsgd:local-steps=5,local-lr=0.2,public-only

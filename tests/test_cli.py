@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import gnomon
 from gnomon import models
+from gnomon.accounting import Account
 from gnomon.cli import main
 from gnomon.config import TrainConfig
+from gnomon.ledger import Ledger
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
 
@@ -92,6 +97,26 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert statement["guarantee"] is True
     assert statement["epsilon"] <= 1.0
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_statement_has_what_an_auditor_needs(tmp_path, own_ledger):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--noise-multiplier", "5", "--out", str(out)]) == 0
+    statement = json.loads((out / "statement.json").read_text())
+    text = (out / "statement.txt").read_text()
+    ledger = Ledger(own_ledger)
+    (run,) = ledger.state().runs.values()
+    ledger.shut()
+    assert statement["sample_rate"] == run.settings["sampler"]["sample_rate"]
+    assert statement["account"] == run.settings | {"steps": statement["steps"]}
+    assert float(Account.from_dict(statement["account"]).epsilon(statement["delta"])) == statement["epsilon"]
+    assert statement["gnomon"] == gnomon.__version__
+    assert datetime.fromisoformat(statement["written"]).utcoffset() == timedelta(0)
+    assert (statement["ledger"]["run"], statement["ledger"]["dataset"]) == (run.id, run.dataset)
+    assert f"run {run.id}, data set {run.dataset}, head" in text
+    for name in ("model.safetensors", "config.yaml"):
+        assert statement["files"][name] == hashlib.sha256((out / name).read_bytes()).hexdigest()
+        assert f"{name:<20}  sha256 {statement['files'][name]}" in text
 
 
 def test_the_saved_model_loads_into_the_same_architecture(tmp_path):

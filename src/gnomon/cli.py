@@ -15,7 +15,7 @@ from gnomon.memory import keep_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 1 if an audit refutes a claim, 2 for an error, or 130 after Ctrl-C.
+    """Run a command; the exit code is 0, 1 if an audit or a check refutes a claim, 2 for an error, or 130 after Ctrl-C.
 
     >>> main(["account", "--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "3200"])
     epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -23,6 +24,22 @@ PICTURES = ("*.png", "*.svg")
 
 FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": PICTURES}
 """The same in folders: their names, and the files in them that are ours."""
+
+SEALED = ("model.safetensors", "config.yaml")
+"""Whose hashes a statement carries."""
+
+
+def fingerprints(path: Path) -> dict[str, str]:
+    """The SHA-256 of model and config, as far as they are in a folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     write_whole(Path(place) / "config.yaml", b"data: digits")
+    ...     {name: mark[:8] for name, mark in fingerprints(Path(place)).items()}
+    {'config.yaml': '53cd71a4'}
+    """
+    found = [path / name for name in SEALED if (path / name).is_file()]
+    return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in found}
 
 
 def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:

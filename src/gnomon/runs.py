@@ -22,7 +22,7 @@ from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
 from gnomon.report import training_curve
 from gnomon.report.events import EventFiles
-from gnomon.run_folder import RunFolder
+from gnomon.run_folder import RunFolder, fingerprints
 from gnomon.training import Result, Trainer, save_checkpoint
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
@@ -129,7 +129,7 @@ def complete(
     result.history[:0] = history
     final = trainer.model if trainer.average is None else trainer.average.module
     folder.write("model.safetensors", safetensors_bytes(untied(final.state_dict()), {"format": "pt"}))
-    statement = trainer.statement()
+    statement = dataclasses.replace(trainer.statement(), files=fingerprints(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     if result.history:

@@ -40,6 +40,16 @@ def test_the_total_counts_clients_that_took_no_step_since_the_run_was_resumed_or
     ledger.shut()
 
 
+def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
+    ledger, begun = Ledger(tmp_path / "l.sqlite"), "new ledger l.sqlite: runs before it are not known to it."
+    config = dataclasses.replace(PLAIN, rounds=1)
+    first = federate(config, tmp_path / "run", progress=False, ledger=ledger).statement
+    again = resume(tmp_path / "run", progress=False).statement
+    other = federate(config, tmp_path / "other", progress=False, ledger=ledger).statement
+    assert [begun in one.caveats for one in (first, again, other)] == [True, True, False]
+    ledger.shut()
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

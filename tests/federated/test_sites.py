@@ -161,6 +161,14 @@ def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_al
         pair.round()
 
 
+def test_a_site_is_told_of_a_ledger_that_begins_and_its_statements_say_so(pair, capsys):
+    for told in (True, False):
+        pair.round()
+        assert (f"new ledger {pair.place / 'l'}: runs before" in capsys.readouterr().err) == told
+        (statement,) = pair.place.rglob("statement.txt")
+        assert "CAVEAT: new ledger l: runs before it are not known to it." in statement.read_text()
+
+
 def test_a_site_that_lost_its_folder_finds_its_run_in_the_ledger(pair):
     pair.round()
     pair.round()

@@ -18,6 +18,7 @@ import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, epsilon
 from gnomon.cli import main
 from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
+from gnomon.ledger.check import _steps
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -455,6 +456,79 @@ def test_an_abandoned_shuffled_epoch_counts_whole_when_the_run_goes_on(ledger):
     assert again.spending.total(DELTA).epsilon == account.epsilon(DELTA)
 
 
+def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_cause(tmp_path, capsys, own_ledger):
+    quiet = ["train", "--epochs", "1", "--quiet"]
+    assert main([*quiet, "--noise-multiplier", "0", "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("this run adds an infinite epsilon to the ledger for good") == 1
+    (run,) = Ledger(own_ledger).state().runs
+    assert main([*SHORT, "--out", str(tmp_path / "b")]) == 0
+    assert "infinite" not in capsys.readouterr().err
+    assert main(["ledger", "show"]) == 0
+    assert f"infinite because of run {run}: no noise" in capsys.readouterr().out
+    assert main(["ledger", "budget", "digits", "--epsilon", "3"]) == 0
+    assert f"because of run {run} for good: nothing will fit" in capsys.readouterr().out
+    assert main([*SHORT, "--out", str(tmp_path / "c")]) == 2
+    assert f"run {run} has an infinite epsilon" in capsys.readouterr().err
+
+
+def test_a_run_without_noise_warns_when_it_cannot_be_seen_on_the_command_line_either(ledger):
+    with pytest.warns(RuntimeWarning, match="infinite epsilon to the ledger for good"):
+        trainer(ledger, noise_multiplier=0.0, steps=1).fit(data())
+
+
+def test_a_budget_that_is_spent_already_says_that_nothing_fits(ledger, capsys):
+    dataset = ledger.dataset("patients")
+    ledger.reserve(ledger.open(dataset, Account(FullBatch(), 2.0), steps=16))
+    budget = ["ledger", "budget", "patients", "--ledger", str(ledger.path), "--epsilon"]
+    for epsilon_, full in (("0.5", True), ("500", False)):
+        assert main([*budget, epsilon_]) == 0
+        assert ("nothing will fit" in capsys.readouterr().out) == full
+
+
+# -- where a ledger begins ---------------------------------------------------------------------------
+
+SHORT = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
+
+
+@pytest.mark.parametrize("how", ["flag", "environment", "budget"])
+def test_a_ledger_in_a_folder_that_does_not_exist_is_refused(tmp_path, capsys, monkeypatch, how):
+    mistyped = tmp_path / "nowhere" / "l.sqlite"
+    named = ["--ledger", str(mistyped)] if how != "environment" else []
+    monkeypatch.setenv("GNOMON_LEDGER", str(mistyped))
+    budget = ["ledger", "budget", "patients", "--epsilon", "3", "--by-name"]
+    assert main([*(budget if how == "budget" else [*SHORT, "--out", str(tmp_path / "a")]), *named]) == 2
+    assert f"there is no folder {mistyped.parent}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_ledger_that_begins_is_told_and_stands_in_the_statement_of_its_first_run(tmp_path, capsys, monkeypatch, own):
+    path = tmp_path / "gnomon" / "ledger.sqlite"
+    if own:  # the user's own file, whose folder is made
+        monkeypatch.delenv("GNOMON_LEDGER")
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    else:
+        path.parent.mkdir()
+    named = [] if own else ["--ledger", str(path)]
+    for run, is_new in (("a", True), ("b", False)):
+        assert main([*SHORT, *named, "--out", str(tmp_path / run)]) == 0
+        said = capsys.readouterr().err
+        assert (f"gnomon: new ledger {path}: runs before it are not known to it\n" in said) == is_new
+        stated = (tmp_path / run / "statement.txt").read_text()
+        assert ("CAVEAT: new ledger ledger.sqlite: runs before it are not known" in stated) == is_new
+        assert str(tmp_path) not in stated
+
+
+def test_a_ledger_that_a_refused_run_left_empty_is_still_new(tmp_path, capsys):
+    path = tmp_path / "l.sqlite"
+    again = [*SHORT, "--ledger", str(path), "--out", str(tmp_path / "a")]
+    assert main([*again, "--max-grad-norm", "-1"]) == 2
+    capsys.readouterr()
+    assert main(again) == 0
+    assert f"new ledger {path}" in capsys.readouterr().err
+
+
 # -- the command line --------------------------------------------------------------------------------
 
 
@@ -492,7 +566,7 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     ledger.reserve(run)
     ledger.shut()
     for words, answer in {
-        ("show",): "1 runs, 16 steps",
+        ("show",): "1 run, 16 steps",
         ("show", "patients"): f"run {run}",
         ("budget", "patients", "--epsilon", "3"): "budget  epsilon = 3 at delta = 1e-05",
         ("close", run): f"run {run} is closed: 16 steps spent, 4 free again",
@@ -504,6 +578,53 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     assert not Ledger(own_ledger).run(run).open
     assert main(["ledger", "close", "nobody"]) == 2
     assert "does not know the run nobody" in capsys.readouterr().err
+
+
+def test_a_run_folder_is_checked_against_the_ledger(tmp_path, capsys, own_ledger):
+    out = tmp_path / "run"
+    assert main([*SHORT, "--out", str(out)]) == 0
+    verify = ["ledger", "verify", "--run", str(out)]
+    capsys.readouterr()
+    assert main(verify) == 0
+    said = capsys.readouterr().out
+    assert "nothing is wrong" in said
+    for name in ("model.safetensors", "config.yaml", "epsilon", "head", "run", "data set", "sampler", "steps"):
+        assert f"right        {name}: " in said
+    honest = json.loads((out / "statement.json").read_text())
+    ledger, account = honest["ledger"], honest["account"]
+
+    def wrong(**changes) -> str:
+        (out / "statement.json").write_text(json.dumps(honest | changes))
+        code = main(verify)
+        said = capsys.readouterr().out
+        assert (code == 1) == ("WRONG" in said)
+        return said.splitlines()[-1].partition("WRONG: ")[2]
+
+    assert wrong(epsilon=0.001) == "epsilon"
+    assert wrong(ledger=None) == "ledger"
+    assert wrong(ledger=ledger | {"run": "000000000000"}) == "run"
+    assert wrong(ledger=ledger | {"head": "4:" + "0" * 64}) == "head"
+    assert wrong(ledger=ledger | {"dataset": "name:others"}) == "data set"
+    noisier = account | {"noise_multiplier": 30.0}
+    spent = float(Account.from_dict(noisier).epsilon(honest["delta"]))
+    assert wrong(epsilon=spent, noise_multiplier=30.0, account=noisier) == "noise multiplier"
+    assert wrong(epsilon=1.0, steps=honest["steps"] + 1, account=account | {"steps": honest["steps"] + 1}) == "steps"
+    assert wrong(files=None) == "", "a statement of an earlier version"
+    assert wrong(files=None, account=None) == ""
+    assert wrong(files=None, account=None, epsilon=1.0, noise_multiplier=30.0) == "noise multiplier"
+    assert wrong() == ""
+    (out / "model.safetensors").write_bytes(b"another")
+    (out / "config.yaml").unlink()
+    assert wrong() == "model.safetensors, config.yaml"
+    assert main(["ledger", "verify", "--run", str(tmp_path)]) == 2
+    assert "statement.json" in capsys.readouterr().err
+
+
+def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=48)
+    for _ in range(2):
+        ledger.reserve(run)
+    assert [_steps(stated, ledger.run(run)).right for stated in (33, 32, 17, 16)] == [False, True, True, False]
 
 
 def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):
@@ -540,6 +661,45 @@ def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
         assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
         assert [budget.epsilon for budget in ledger.state().budgets_on(one, "one record")] == [2]
     ledger.shut()
+
+
+def test_data_sets_that_share_records_are_listed_as_one_under_all_their_names(capsys, own_ledger):
+    (a, y), (b, z) = data(seed=1), data(seed=2)
+    ledger = Ledger(own_ledger)
+    for label, records in (("a", (a, y)), ("less", (a[1:], y[1:])), ("copy", (a.flip(0), y)), ("b", (b, z))):
+        trainer(ledger, label=label, steps=1).fit(records)
+    first, less, other = ledger.state().datasets
+    assert main(["ledger", "budget", "nobody", "--epsilon", "3"]) == 2
+    said = capsys.readouterr().err
+    assert f"{first} (a, less, copy, known by its records), {other} (b, known by its records)" in said
+    assert less not in said
+    assert main(["ledger", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\na, less, copy  ({first}, {less}; unit: one record)\n" in shown
+    assert "3 runs, 3 steps" in shown
+    assert "1 run, 1 step\n" in shown
+    assert ", 1 step; copy" in shown
+    for name in ("a", "less", "copy", less):
+        assert main(["ledger", "budget", name, "--epsilon", "3"]) == 0
+    ledger.shut()
+
+
+def test_the_names_of_a_federation_s_clients_do_without_what_tells_its_runs_apart(ledger):
+    for token in ("0123456789ab", "ba9876543210"):
+        trainer(ledger, label=f"fedavg, north ({token})", steps=1).fit(data())
+    (dataset,) = ledger.state().datasets
+    assert ledger.state().labels(dataset) == ["fedavg, north"]
+
+
+def test_a_file_that_is_no_ledger_is_not_only_called_damaged(tmp_path, capsys):
+    (tmp_path / "p.csv").write_text("name,age\n" * 99)
+    assert main([*SHORT, "--ledger", str(tmp_path / "p.csv"), "--out", str(tmp_path / "a")]) == 2
+    assert "not a ledger, or damaged" in capsys.readouterr().err
+
+
+def test_one_run_is_not_called_runs(tmp_path, capsys):
+    assert main([*SHORT, "--out", str(tmp_path / "a")]) == 0
+    assert ", 1 run\n" in capsys.readouterr().out
 
 
 def test_studies_and_runs_without_a_ledger_write_none(tmp_path, own_ledger):
@@ -598,6 +758,7 @@ def test_threads_share_a_ledger(ledger):
 
 def test_a_tilde_is_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "kept").mkdir()
     ledger = Ledger("~/kept/l.sqlite")
     ledger.shut()
     assert ledger.path == needed_path("~/kept/l.sqlite") == tmp_path / "kept" / "l.sqlite"

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 
 import pytest
 import yaml
@@ -32,7 +33,7 @@ from tests.report.browser import CHROMIUM, WHY_NOT, Browser
 
 STATEMENT = {
     "epsilon": 1.0, "delta": 1e-5, "unit": "one record", "adjacency": "add-remove", "sampler": "Poisson q = 0.1",
-    "accountant": "PLD", "noise_multiplier": 2.0, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "steps": 1234,
+    "accountant": "PLD", "noise_multiplier": 13.18, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "steps": 1234,
     "method": "dp-sgd: gradient, flat clipping", "guarantee": True, "caveats": [], "not_covered": ["side channels"],
 }  # fmt: skip
 AUDIT = {
@@ -227,6 +228,75 @@ def test_values_that_are_missing_or_infinite_leave_gaps():
     assert [one.name for one in training_pictures([{"epoch": 1, "epsilon": None, "validation/accuracy": 0.5}])] == [
         "accuracy"
     ]
+
+
+# -- a statement that does not fit together ---------------------------------------------------------
+
+FORGED = {
+    "epsilon": {"epsilon": 0.1},
+    "steps": {"epsilon": 0.3, "steps": 10},
+    "no noise": {"noise_multiplier": 0.0},
+    "no account": {"epsilon": 0.1, "account": None, "sample_rate": None},
+    "an account without sense": {"account": {"sampler": {"kind": "poisson"}}},
+    "words": {"sampler": "Poisson q = 0.001"},
+    "a limit": {"accountant": "GDP limit", "account": None},
+}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A run without a ledger, as it left its folder."""
+    out = tmp_path_factory.mktemp("real") / "run"
+    train(TrainConfig(epochs=2.0, noise_multiplier=5.0), out, progress=False)
+    return out
+
+
+def copied(real, place, **changes):
+    shutil.copytree(real, place)
+    statement = json.loads((real / "statement.json").read_text()) | changes
+    (place / "statement.json").write_text(json.dumps(statement))
+    return place
+
+
+@pytest.mark.parametrize("changes", FORGED.values(), ids=FORGED)
+def test_a_forged_statement_gets_no_promise(real, tmp_path, changes):
+    page = report([copied(real, tmp_path / "run", **changes)]).read_text()
+    assert "numbers do not fit together" in page
+    assert "This page makes no claim" in page
+    assert "No guarantee" in page
+    assert "is differentially private" not in page
+
+
+def test_an_untouched_statement_keeps_its_promise_and_two_runs_stay_apart(real, tmp_path):
+    assert "is differentially private" in report([copied(real, tmp_path / "run")]).read_text()
+    forged = copied(real, tmp_path / "forged", epsilon=0.01)
+    table = report([real, forged], tmp_path / "both.html").read_text().split("</table>")[0]
+    assert (table.count(">yes<"), table.count(">no<")) == (1, 1)
+    assert "0.010" not in table
+
+
+def test_an_old_statement_or_one_with_a_sketch_that_cannot_be_recomputed_is_taken_at_its_word(real, tmp_path):
+    old = {"account": None, "files": None, "accountant": "exact sketched Gaussian", "epsilon": 0.1}
+    assert "is differentially private" in report([copied(real, tmp_path / "run", **old)]).read_text()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.yaml"])
+def test_a_statement_written_for_another_file_gets_no_promise(real, tmp_path, name):
+    place = copied(real, tmp_path / "run")
+    (place / name).write_bytes((place / name).read_bytes() + b"\n")
+    page = report([place]).read_text()
+    assert f"written for another {name}" in page
+    assert "is differentially private" not in page
+    (place / name).unlink()
+    assert "is differentially private" in report([place]).read_text(), "a file that was not handed on"
+
+
+def test_a_promise_for_seeded_noise_is_not_repeated(tmp_path):
+    place = folder_of_a_run(tmp_path / "run")
+    (place / "config.yaml").write_text(TrainConfig(target_epsilon=1.0, insecure_noise_seed=3).to_yaml())
+    page = report([place]).read_text()
+    assert "config.yaml seeds the noise" in page
+    assert "is differentially private" not in page
 
 
 # -- from the command line --------------------------------------------------------------------------

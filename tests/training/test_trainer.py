@@ -70,6 +70,17 @@ def test_epsilon_is_that_of_the_steps_taken():
     assert t.epsilon() == epsilon(noise_multiplier=1.0, sample_rate=0.5, steps=4, delta=1e-3)
 
 
+@pytest.mark.parametrize("how", [{"target_epsilon": 1.0, "noise_multiplier": None}, {"noise_multiplier": 3.0}])
+def test_the_history_never_shows_more_than_the_run_will_cost_and_ends_with_that(how):
+    t = trainer(steps=40, target_delta=1e-5, **how)
+    result = t.fit(data())
+    shown = [row["epsilon"] for row in result.history]
+    assert shown[-1] == float(result.epsilon)
+    assert max(shown) == shown[-1] <= how.get("target_epsilon", math.inf)
+    assert shown == sorted(shown)
+    assert t.account.estimate(1e-5) > shown[-1], "or this shows nothing"
+
+
 def test_noise_multiplier_zero_reports_an_infinite_epsilon_and_no_guarantee():
     t = trainer(noise_multiplier=0.0)
     t.fit(data())

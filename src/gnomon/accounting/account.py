@@ -87,9 +87,10 @@ class Account:
         """Record that `steps` noisy sums are about to be released."""
         self._steps += validate.whole("steps", steps)
 
-    def epsilon(self, delta: float) -> Epsilon:
-        """What the charged steps cost. The same question is answered from memory."""
-        return self._at(self._steps, validate.probability("delta", delta))
+    def epsilon(self, delta: float, steps: int | None = None) -> Epsilon:
+        """What the charged steps cost, or so many. The same question is answered from memory."""
+        count = self._steps if steps is None else validate.whole("steps", steps, least=0)
+        return self._at(count, validate.probability("delta", delta))
 
     def estimate(self, delta: float) -> float:
         """An upper bound on `epsilon`, within a few percent, in a fraction of the time: for progress bars.

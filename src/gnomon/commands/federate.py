@@ -10,6 +10,7 @@ from typing import Any
 from gnomon.commands import ledger
 from gnomon.commands.settings import INTERRUPTED, add_settings, settings_of
 from gnomon.federated_config import NOT_FEDERATED, FederateConfig, federated_recipe
+from gnomon.plural import together
 from gnomon.validate import SettingError
 
 
@@ -69,7 +70,7 @@ def _federate(args: argparse.Namespace) -> int:
     print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")
     if (total := run.statement.ledger) is not None:
         spent = "infinite" if total["epsilon"] is None else f"{total['epsilon']:.3f}"
-        print(f"on these data  epsilon = {spent}, {total['runs']} runs together, for the client that paid the most")
+        print(f"on these data  epsilon = {spent}, {together(total['runs'])}, for the client that paid the most")
     for caveat in run.statement.caveats:
         print(f"caveat         {caveat}")
     for what, file in (("statement", "statement.txt"), ("picture", "curve.png"), ("traffic", "bytes.md")):

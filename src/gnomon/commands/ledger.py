@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
     from gnomon.ledger import Ledger
-    from gnomon.ledger.state import State
     from gnomon.runs import Run
 
 
@@ -75,7 +76,16 @@ def chosen(path: str | None) -> Ledger | None:
     from gnomon.ledger.ledger import NO_LEDGER
 
     found = None if path == NO_LEDGER else path or default_path()
-    return None if found is None else Ledger(found)
+    return None if found is None else _told(Ledger(found))
+
+
+def _told(ledger: Ledger) -> Ledger:
+    """The ledger, after saying that it is new if nothing is in it: its path may be mistyped, or the file lost."""
+    from gnomon.ledger.ledger import unknown_before
+
+    if not ledger.head().number:
+        print(f"gnomon: {unknown_before(str(ledger.path))}", file=sys.stderr)
+    return ledger
 
 
 def add_ledger(commands: Any) -> None:
@@ -89,6 +99,7 @@ def add_ledger(commands: Any) -> None:
         "  gnomon ledger budget digits --epsilon 3 --delta 1e-5    # after a run on them\n"
         "  gnomon ledger budget patients --epsilon 3 --by-name     # before it, for runs with --data-id patients\n"
         "  gnomon ledger verify --head 17:ab12...    # the head that a statement printed\n"
+        "  gnomon ledger verify --run runs/demo      # does the run folder fit the ledger?\n"
         "  gnomon ledger export > ledger.jsonl",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,6 +110,13 @@ def add_ledger(commands: Any) -> None:
     show.add_argument("--json", action="store_true", help="print JSON")
     verify = _verb(verbs, "verify", _verify, "check that no entry was changed or lost")
     verify.add_argument("--head", metavar="N:HASH", help="a head kept elsewhere that must be among the entries")
+    verify.add_argument(
+        "--run",
+        dest="checked",  # `run` is the command itself
+        type=Path,
+        metavar="FOLDER",
+        help="also check what a run left there: model, config, epsilon and entry; exit code 1 if one is wrong",
+    )
     _verb(verbs, "export", _export, "print every entry as a line of JSON")
     budget = _verb(verbs, "budget", _budget, "set what all runs on a data set may cost together")
     budget.add_argument("dataset", help="a data set of the ledger, by name or id")
@@ -143,22 +161,20 @@ def _show(args: argparse.Namespace) -> int:
     state = ledger.state()
     if not args.json:
         print(f"ledger  {ledger.path}, head {state.head}")
-    seen: set[str] = set()
-    for dataset in [ledger.find(args.dataset)] if args.dataset else list(state.datasets):
-        if dataset not in seen:
-            family = state.family(dataset)
-            seen |= family
-            for unit in sorted({run.unit for run in state.runs.values() if run.dataset in family} | {RECORD}):
-                (_print_json if args.json else _print_text)(ledger, dataset, unit, args.delta)
+    for group in state.groups([ledger.find(args.dataset)] if args.dataset else state.datasets):
+        for unit in sorted({run.unit for run in state.runs.values() if run.dataset in group} | {RECORD}):
+            (_print_json if args.json else _print_text)(ledger, group, unit, args.delta)
     return 0
 
 
-def _print_json(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+def _print_json(ledger: Ledger, group: list[str], unit: str, delta: float) -> None:
+    dataset = group[0]
     total, state = ledger.total(dataset, delta, unit), ledger.state()
     spent, tight = (float(one) if one < float("inf") else None for one in (total.epsilon, total.declared))
     found = {
         "dataset": dataset,
-        "names": _names(state, dataset),
+        "datasets": group,
+        "names": ", ".join(state.labels(dataset)),
         "unit": unit,
         "epsilon": spent,
         "declared": tight,
@@ -172,10 +188,13 @@ def _print_json(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
     print(json.dumps(found))
 
 
-def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
+def _print_text(ledger: Ledger, group: list[str], unit: str, delta: float) -> None:
+    dataset = group[0]
     total, state = ledger.total(dataset, delta, unit), ledger.state()
-    print(f"\n{_names(state, dataset)}  ({dataset}; unit: {unit})")
-    print(f"  spent   {total.epsilon!r}, {total.runs} runs, {total.steps} steps")
+    print(f"\n{', '.join(state.labels(dataset))}  ({', '.join(group)}; unit: {unit})")
+    print(f"  spent   {total.epsilon!r}, {counted(total.runs, 'run')}, {counted(total.steps, 'step')}")
+    if total.endless:
+        print(f"          infinite because of run {', '.join(total.endless)}: no noise, or next to none")
     if total.declared < total.epsilon:
         print(f"          {total.declared!r} if all settings were fixed before the first result was seen")
     if total.budget is not None:
@@ -185,12 +204,7 @@ def _print_text(ledger: Ledger, dataset: str, unit: str, delta: float) -> None:
         account = run.account()
         more = f", {run.committed - run.reserved} more declared" if run.committed > run.reserved else ""
         settings = f"{account.sampler.name}, noise {account.noise_multiplier:.4g}, {account.adjacency}"
-        print(f"  run {run.id}  {run.time}  {settings}, {run.reserved} steps{more}; {run.label}")
-
-
-def _names(state: State, dataset: str) -> str:
-    family = state.family(dataset)
-    return ", ".join(dict.fromkeys(about["name"] for one, about in state.datasets.items() if one in family))
+        print(f"  run {run.id}  {run.time}  {settings}, {counted(run.reserved, 'step')}{more}; {run.label}")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -198,8 +212,19 @@ def _verify(args: argparse.Namespace) -> int:
 
     ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
-    print(f"{count} entries, every one in its place; head {ledger.head()}")
-    return 0
+    print(f"{counted(count, 'entry', 'entries')}, every one in its place; head {ledger.head()}")
+    return 0 if args.checked is None else _verify_run(args.checked, ledger)
+
+
+def _verify_run(folder: Path, ledger: Ledger) -> int:
+    from gnomon.ledger.check import check_run
+
+    checks = check_run(folder, ledger)
+    for one in checks:
+        print(one)
+    wrong = [one.name for one in checks if one.right is False]
+    print(f"{folder}: " + (f"WRONG: {', '.join(wrong)}" if wrong else "nothing is wrong"))
+    return 1 if wrong else 0
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -212,12 +237,16 @@ def _budget(args: argparse.Namespace) -> int:
     from gnomon.ledger import Budget, Ledger, needed_path
 
     budget = Budget(args.epsilon, args.delta, args.declared)
-    ledger = Ledger(needed_path(args.ledger)) if args.by_name else existing(args)
+    ledger = _told(Ledger(needed_path(args.ledger))) if args.by_name else existing(args)
     dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"
     print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for {together}")
-    print(f"spent   {ledger.total(dataset, args.delta).epsilon!r}")
+    total = ledger.total(dataset, args.delta)
+    print(f"spent   {total.epsilon!r}")
+    if (total.declared if args.declared else total.epsilon) > args.epsilon:
+        why = f", because of run {', '.join(total.endless)} for good" if total.endless else ""
+        print(f"        more than the budget{why}: nothing will fit, every further run on these data is refused")
     return 0
 
 
@@ -245,5 +274,5 @@ def _close(args: argparse.Namespace) -> int:
     ledger = existing(args)
     ledger.close(args.closed)
     run = ledger.run(args.closed)
-    print(f"run {run.id} is closed: {run.reserved} steps spent, {run.declared - run.reserved} free again")
+    print(f"run {run.id} is closed: {counted(run.reserved, 'step')} spent, {run.declared - run.reserved} free again")
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.commands import ledger, report
 from gnomon.commands.settings import INTERRUPTED, add_settings, settings_of
 from gnomon.config import recipe
+from gnomon.plural import counted, together
 
 if TYPE_CHECKING:
     from gnomon.runs import Run
@@ -70,7 +71,7 @@ def tell(run: Run) -> int:
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
-        print(f"{reasons[run.result.stopped]} after {run.result.steps} of {run.trainer.plan.steps} steps")
+        print(f"{reasons[run.result.stopped]} after {run.result.steps} of {counted(run.trainer.plan.steps, 'step')}")
     if "validation/accuracy" in last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     alone = run.folder / "public-only.json"
@@ -81,7 +82,7 @@ def tell(run: Run) -> int:
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
     if (total := run.trainer.spending.total(statement.delta)) is not None:
-        print(f"on these data  {total.epsilon!r}, {total.runs} runs together")
+        print(f"on these data  {total.epsilon!r}, {together(total.runs)}")
     for caveat in statement.caveats:
         print(f"caveat         {caveat}")
     print(f"statement      {out / 'statement.txt'}")

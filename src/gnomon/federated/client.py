@@ -21,7 +21,7 @@ from gnomon.ledger.spending import Spending
 from gnomon.subspaces import Basis
 from gnomon.training import Statement, Trainer
 from gnomon.training.refusals import refuse_overlap
-from gnomon.training.statement import ledger_note
+from gnomon.training.statement import ledger_caveats, ledger_note
 from gnomon.training.watch import Record
 from gnomon.updates.untouched import untouched
 
@@ -151,8 +151,9 @@ class Client:
 
     def statement(self) -> Statement:
         """The privacy statement of this client's steps, with what all runs on its records have cost together."""
-        note = ledger_note(self.spending, self.trainer.plan.delta)
-        return dataclasses.replace(self.trainer.statement(), ledger=note)
+        note, found = ledger_note(self.spending, self.trainer.plan.delta), self.trainer.statement()
+        more = [] if self.each_round is None else ledger_caveats(self.each_round)
+        return dataclasses.replace(found, ledger=note, caveats=(*found.caveats, *more))
 
     def _weights(self) -> Arrays:
         named = self.trainer.model.named_parameters()

@@ -81,6 +81,11 @@ class Entries:
         """What the ledger calls a client's part."""
         return f"{self.method}, {client} ({self.token})"
 
+    def began_ledger(self) -> bool:
+        """Whether this run's entries are the first ones of the ledger."""
+        first = None if self.ledger is None else self.ledger.first()
+        return first is not None and first.label.endswith(f"({self.token})")
+
     def remember(self, folder: RunFolder) -> None:
         """Leave in the folder of the run where its entries are, and the last one: a ledger that lost it is refused."""
         if self.ledger is not None:

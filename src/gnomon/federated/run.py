@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -26,8 +27,9 @@ from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Ledger
+from gnomon.ledger.ledger import unknown_before
 from gnomon.report import training_curve
-from gnomon.run_folder import RunFolder
+from gnomon.run_folder import RunFolder, fingerprints
 from gnomon.runs import plain
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
@@ -160,7 +162,7 @@ def go(
         client.spending.stop()
     if failed is not None and not history:
         raise failed
-    statement = _write(config, federation, folder, history)
+    statement = _write(config, federation, folder, history, entries)
     if failed is not None:
         raise failed
     return FederatedRun(history, statement, federation, folder.path, stopped)
@@ -174,7 +176,13 @@ def _add(folder: RunFolder, name: str, values: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _write(config: FederateConfig, federation: Federation, folder: RunFolder, history: list[Record]) -> Statement:
+def _write(
+    config: FederateConfig,
+    federation: Federation,
+    folder: RunFolder,
+    history: list[Record],
+    entries: Entries | None = None,
+) -> Statement:
     server = federation.server
     folder.write("model.safetensors", safetensors_bytes(_weights(server), {"format": "pt"}))
     private = config.insecure_noise_seed is None
@@ -184,7 +192,10 @@ def _write(config: FederateConfig, federation: Federation, folder: RunFolder, hi
         notes.append(COUNTED)
     if federation.clients and federation.source.counted:
         notes.append(CLASSES_COUNTED)
+    if entries is not None and entries.ledger is not None and entries.began_ledger():
+        notes.append(f"{unknown_before(entries.ledger.path.name)}.")
     statement = federated_statement(config, server, private, federation.public, total, notes)
+    statement = dataclasses.replace(statement, files=fingerprints(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from gnomon.federated.settings import declared, refuse_unused
 from gnomon.federated.setup import build_client, member, participations
 from gnomon.federated_config import NOT_DEPLOYED, FederateConfig
 from gnomon.ledger import Head, LedgerError, needed_path
+from gnomon.ledger.ledger import unknown_before
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
 from gnomon.validate import SettingError, whole
@@ -197,6 +199,8 @@ def answer(
         rounds = participations(config, sites)[name]
         about = member(config, strategy, sites[name].records, rounds)
         book = by_rounds(config, needed_path(ledger))
+        if not book.head().number:
+            print(unknown_before(str(book.path)), file=sys.stderr)
         try:
             client = build_client(
                 config, name, source.train, about, strategy, source,

@@ -10,6 +10,7 @@ from gnomon.accounting import Epsilon
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.server import Server
 from gnomon.federated_config import FederateConfig
+from gnomon.plural import counted
 from gnomon.training.statement import NOT_COVERED, Statement
 
 LEARNS = (
@@ -47,9 +48,10 @@ def federated_statement(
     worst = max(spent, key=lambda name: float(spent[name]))
     least = min(map(float, spent.values()))
     reach = server.members[worst].reach
+    rounds = counted(server.round, "round")
     notes = [
         f"This is the largest of {len(spent)} clients' epsilons, that of {worst}; the smallest is {least:.3f}.",
-        f"A client is charged when it is asked, whether its answer comes or not: {server.round} rounds so far.",
+        f"A client is charged when it is asked, whether its answer comes or not: {rounds} so far.",
         *more,
     ]
     if public:
@@ -62,6 +64,7 @@ def federated_statement(
         private_noise=private_noise,
         notes=notes,
         ledger=ledger,
+        account=server.members[worst].account,
     )
     return dataclasses.replace(found, unit="one record of one client", not_covered=(*LEARNS, *NOT_COVERED))
 
@@ -92,5 +95,6 @@ def _for_clients(
         private_noise=private_noise,
         notes=notes,
         ledger=ledger,
+        account=mean.account,
     )
     return dataclasses.replace(found, unit="one client with all its records", not_covered=(*TRUSTS, *NOT_COVERED))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gnomon.accounting import Account, Epsilon, composed, filtered, search
 from gnomon.accounting.composed import passes
+from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ class OverBudget(SettingError):
     Traceback (most recent call last):
     gnomon.ledger.budget.OverBudget: run = '800 steps' is not allowed: give one that fits
     """
+
+
+def endless(runs: Sequence[LedgerRun], delta: float) -> list[LedgerRun]:
+    """The runs that make a total infinite, if it is: those without noise, or with next to none."""
+    silent = [run for run in runs if run.account().noise_multiplier == 0]
+    return silent or [run for run in runs if run.account().epsilon(delta) == math.inf]
 
 
 def exceeds(state: State, run: LedgerRun) -> bool:
@@ -61,9 +68,18 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
     others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
     waiting = [one for one in others if one.committed > one.reserved]
     name = state.datasets[run.dataset]["name"]
+    asked = f"{counted(run.declared, 'step')} with noise multiplier {run.account().noise_multiplier:.4g} on {name}"
+    if spent == math.inf:
+        caused = ", ".join(one.id for one in endless([*filter(_counts, others), run], budget.delta))
+        raise OverBudget(
+            "run",
+            asked,
+            f"none on these data: run {caused} has an infinite epsilon, and so has their total. Nothing fits the "
+            f"budget epsilon = {budget.epsilon:g} any more",
+        )
     raise OverBudget(
         "run",
-        f"{run.declared} steps with noise multiplier {run.account().noise_multiplier:.4g} on {name}",
+        asked,
         f"one that fits: of the budget epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, "
         f"{float(spent):.3f} is spent or promised to open runs, {max(0.0, budget.epsilon - spent):.3f} is left. "
         f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
@@ -72,7 +88,11 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
 
 def _others(state: State, run: LedgerRun) -> list[Account]:
     others = (one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id)
-    return [one.account(one.committed) for one in others if one.committed]
+    return [one.account(one.committed) for one in others if _counts(one)]
+
+
+def _counts(run: LedgerRun) -> bool:
+    return run.committed > 0
 
 
 def within(accounts: list[Account], budget: Budget) -> bool:
@@ -118,6 +138,6 @@ def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
 def _open(waiting: list[LedgerRun]) -> str:
     if not waiting:
         return ""
-    names = ", ".join(f"{run.id} ({run.declared - run.reserved} steps)" for run in waiting[:3])
+    names = ", ".join(f"{run.id} ({counted(run.declared - run.reserved, 'step')})" for run in waiting[:3])
     more = " ..." if len(waiting) > 3 else ""
     return f" Open runs hold steps: {names}{more}; `gnomon ledger close RUN` frees those of a run that will not go on."

@@ -6,6 +6,7 @@ Entries are events (sampling, noise, adjacency, steps), never epsilons: those ar
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 
 from gnomon import __version__, validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
-from gnomon.ledger.budget import binding, exceeds, refuse_excess
+from gnomon.ledger.budget import binding, endless, exceeds, refuse_excess
 from gnomon.ledger.identity import Identity, by_content, declared
 from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
 from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
@@ -50,6 +51,8 @@ class Total:
     runs: int
     steps: int
     budget: Budget | None
+    endless: tuple[str, ...] = ()
+    """The runs that made it infinite, if it is."""
 
 
 class Ledger:
@@ -71,7 +74,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, block: int = BLOCK) -> None:
         self.path = Path(path).expanduser()
         self.block = validate.whole("block", block)
-        self._store = Store(self.path)
+        self._store = Store(self.path, make_folder=self.path == _users_own())
         self._states: dict[int, State] = {}  # by thread
         self._key = b""
         with self._rows():
@@ -101,14 +104,16 @@ class Ledger:
             return [one for one, about in state.datasets.items() if text in (about["name"], one.removeprefix("name:"))]
 
     def find(self, text: str) -> str:
-        """The id of the data set that a person means by an id, a name, or the beginning of an id.
+        """The id of the data set that a person means by an id, a name, the beginning of an id, or a run's label.
 
         Data sets of one name that share no record are told apart by their ids only.
         """
         state, named = self.state(), self.named(text)
         exact = [one for one in state.datasets if one == text]
         begun = [one for one in state.datasets if one.startswith(text)]
-        for found in (exact, named, begun):
+        content = [one for one in state.datasets if not one.startswith("name:")]
+        called = [] if exact or named or begun else [one for one in content if text in state.labels(one)]
+        for found in (exact, named, begun, called):
             if found and all(one in state.family(found[0]) for one in found):
                 return found[0]
             if found:
@@ -195,8 +200,10 @@ class Ledger:
             budgets = {budget for one in datasets for budget in state.budgets_on(one, unit)}
         accounts = [run.account() for run in runs.values()]
         steps = sum(run.reserved for run in runs.values())
-        epsilons = filtered(accounts, delta), composed(accounts, delta)
-        return Total(*epsilons, len(runs), steps, binding(list(budgets), accounts))
+        spent = filtered(accounts, delta)
+        caused = endless(list(runs.values()), delta) if spent == math.inf else []
+        budget = binding(list(budgets), accounts)
+        return Total(spent, composed(accounts, delta), len(runs), steps, budget, tuple(run.id for run in caused))
 
     def labelled(self, label: str) -> list[LedgerRun]:
         """The runs of a label, the oldest first."""
@@ -216,6 +223,10 @@ class Ledger:
         """The last entry; keep it elsewhere to be able to tell later whether entries were lost."""
         with self._rows() as (_, state):
             return state.head
+
+    def first(self) -> LedgerRun | None:
+        """The run that was entered first; runs before it are not known here."""
+        return next(iter(self.state().runs.values()), None)
 
     def verify(self, head: Head | None = None) -> int:
         """Check every link from the first entry on, and that a head kept elsewhere is among them. Counts entries."""
@@ -284,8 +295,22 @@ def default_path() -> Path | None:
             allowed = "an absolute path, or 'none': a relative one would be another ledger in each folder"
             raise validate.SettingError("GNOMON_LEDGER", named, allowed)
         return Path(named).expanduser()
+    return _users_own()
+
+
+def _users_own() -> Path:
+    """The only file whose folder is made for it."""
     place = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(place) / "gnomon" / "ledger.sqlite"
+
+
+def unknown_before(ledger: str) -> str:
+    """What to say where a ledger begins: to whoever began it, and in the statement of its first run.
+
+    >>> unknown_before("l.sqlite")
+    'new ledger l.sqlite: runs before it are not known to it'
+    """
+    return f"new ledger {ledger}: runs before it are not known to it"
 
 
 def needed_path(path: str | Path | None = None) -> Path:
@@ -305,13 +330,14 @@ def needed_path(path: str | Path | None = None) -> Path:
 
 
 def _list(state: State, datasets: list[str]) -> str:
-    """Data sets for people: name, id, and how they are recognised."""
+    """Data sets for people: id, names, and how they are recognised. Those that share records are one."""
 
-    def about(one: str) -> str:
+    def about(group: list[str]) -> str:
+        one = next(one for one in datasets if one in group)
         how = "by --data-id" if one.startswith("name:") else "by its records"
-        return f"{one} ({state.datasets[one]['name']}, known {how})"
+        return f"{one} ({', '.join(state.labels(one))}, known {how})"
 
-    return ", ".join(map(about, datasets))
+    return ", ".join(map(about, state.groups(datasets)))
 
 
 def _new_run(dataset: str, account: Account, steps: int, label: str, unit: str) -> LedgerRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from gnomon.accounting import Account, Shuffled
@@ -31,6 +32,12 @@ class Spending:
         self._account, self._steps, self._name = account, steps, dataset
         self._identity: Identity | None = None
         self._dataset, self._left, self._process, self._open = "", 0, -1, False
+        self._warned = False
+
+    @property
+    def dataset(self) -> str:
+        """The id of the data set that the run was entered for; empty before."""
+        return self._dataset
 
     def recognise(self, data: Any) -> None:
         """Find out which data set this is: enough to say what it has paid, and nothing is refused for its budget."""
@@ -46,6 +53,18 @@ class Spending:
         self.recognise(data)
         if self.ledger is not None and self._identity is not None and not self.run:
             self.ledger.check(self._identity, self._account, self._steps)
+            self._warn_without_noise()
+
+    def _warn_without_noise(self) -> None:
+        """Once, before it is entered: what no noise costs cannot be taken back."""
+        if self._account.noise_multiplier == 0 and not self._warned:
+            warnings.warn(
+                "this run adds an infinite epsilon to the ledger for good; for a study without privacy use "
+                "--insecure-noise-seed or --ledger none",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._warned = True
 
     def _enter(self, identity: Identity) -> None:
         """Records that have come since the run began count too; other records are refused."""
@@ -138,6 +157,11 @@ class Spending:
             return self.ledger.total(self._dataset, delta, RECORD)
         found = None if self._identity is None else self.ledger.total(self._identity, delta, RECORD)
         return found if found is not None and found.runs else None
+
+    def began_ledger(self) -> bool:
+        """Whether this run is the first one of its ledger."""
+        first = None if self.ledger is None or not self.run else self.ledger.first()
+        return first is not None and first.id == self.run
 
     def head(self) -> Head | None:
         """The ledger's last entry."""

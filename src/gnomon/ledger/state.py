@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,9 @@ from gnomon.accounting import Account
 from gnomon.accounting.adjacency import Adjacency, checked
 from gnomon.ledger.identity import Identity
 from gnomon.ledger.store import Entry, Head, LedgerError
+
+TOKEN = re.compile(r" \([0-9a-f]{12}\)$")
+"""What tells the runs of federations apart at the end of a label; of no use to people."""
 
 RECORD = "one record"
 """The usual privacy unit."""
@@ -126,6 +131,22 @@ class State:
                 and (found & set(about["joins"]) or any(other in self.datasets[one]["joins"] for one in found))
             }
         return found
+
+    def groups(self, datasets: Iterable[str]) -> list[list[str]]:
+        """Data sets that share records together, each group with all that belong to it."""
+        found: list[list[str]] = []
+        for one in datasets:
+            if not any(one in group for group in found):
+                family = self.family(one)
+                found.append([other for other in self.datasets if other in family])
+        return found
+
+    def labels(self, dataset: str) -> list[str]:
+        """What a data set and all that share records with it have been called, by data sets and by runs."""
+        family = self.family(dataset)
+        names = [about["name"] for one, about in self.datasets.items() if one in family]
+        names += [run.label for run in self.runs.values() if run.dataset in family and run.label]
+        return list(dict.fromkeys(TOKEN.sub("", name) for name in names))
 
     def budgets_on(self, dataset: str, unit: str) -> list[Budget]:
         """The budgets of a data set and all that share records with it: several, if they had some when they met."""

@@ -88,8 +88,8 @@ class Store:
     ([], 1)
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, make_folder: bool = False) -> None:
+        self.path, self._make_folder = path, make_folder
         self._process = os.getpid()
         self._connections: dict[int, sqlite3.Connection] = {}  # by thread: two cannot share a transaction
         self._abandoned: list[sqlite3.Connection] = []
@@ -125,9 +125,15 @@ class Store:
         if (known := self._connections.get(get_ident())) is not None:
             return known
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._make_folder:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             # for its owner alone: who has the key can ask the marks whether somebody is among the records
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        except FileNotFoundError:
+            raise LedgerError(
+                f"the ledger {self.path} cannot be made: there is no folder {self.path.parent}. If the path is right, "
+                "make the folder first; a mistyped one would start an empty ledger"
+            ) from None
         except OSError as error:
             raise LedgerError(
                 f"the ledger {self.path} cannot be made or written ({error.strerror}): name another file"
@@ -148,7 +154,12 @@ class Store:
         remedy = "nothing was released; free the disk or name another file"
         if "locked" in str(error):
             remedy = f"another process has been writing for {PATIENCE:.0f} s; nothing was released"
-        elif "not a database" in str(error) or "malformed" in str(error):
+        elif "not a database" in str(error):
+            remedy = (
+                "it is not a ledger, or damaged; name another file, or restore the ledger from a copy and do not start "
+                "a new one for the same data"
+            )
+        elif "malformed" in str(error):
             remedy = "the file is damaged; restore it from a copy, do not start a new one for the same data"
         return LedgerError(f"the ledger {self.path} cannot be used ({error}): {remedy}")
 

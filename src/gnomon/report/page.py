@@ -22,10 +22,13 @@ from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import neighbours, noun, promise
 from gnomon.run_folder import PICTURES, clear_folder
+from gnomon.stated import misfits
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
+UNFINISHED = "The run has no privacy statement yet: it did not finish."
+NO_CLAIM = "This page makes no claim."
 
 
 def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: bool = True, figures: bool = True) -> Path:
@@ -98,6 +101,7 @@ def _of_training(run: TrainingRun) -> Section:
     statement = run.statement
     config = {key.replace("-", "_"): value for key, value in run.config.items()}
     seconds = run.history[-1].get("seconds") if run.history else None
+    doubts = _doubts(run)
     return Section(
         title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
         slug=run.name,
@@ -106,8 +110,8 @@ def _of_training(run: TrainingRun) -> Section:
         inside=diagnostic_pictures(run.diagnostics),
         command=run_command(config, deployed=run.deployed),
         repeatable=not run.deployed,
-        promise=promise(statement) if statement else ["The run has no privacy statement yet: it did not finish."],
-        guarantee=statement.get("guarantee"),
+        promise=doubts or (promise(statement) if statement else [UNFINISHED]),
+        guarantee=statement.get("guarantee") and not doubts,
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
         terms=_terms(statement) if statement else [],
         caveats=list(statement.get("caveats", [])),
@@ -119,6 +123,19 @@ def _of_training(run: TrainingRun) -> Section:
     )
 
 
+def _doubts(run: TrainingRun) -> list[str]:
+    """Why the page must not repeat what the statement claims; empty if it may."""
+    said = []
+    if wrong := misfits(run.statement) if run.statement else []:
+        said.append(f"The statement's numbers do not fit together: {'; '.join(wrong)}. {NO_CLAIM}")
+    if run.statement.get("guarantee") and run.config.get("insecure-noise-seed") is not None:
+        said.append(f"The statement promises privacy, but config.yaml seeds the noise. {NO_CLAIM}")
+    if run.changed:
+        names = " and ".join(run.changed)
+        said.append(f"The statement was written for another {names}: the SHA-256 differs. {NO_CLAIM}")
+    return said
+
+
 def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     last = run.history[-1] if run.history else {}
     statement = run.statement
@@ -128,8 +145,8 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     if run.public_only.get("accuracy") is not None:
         facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:
-        value = statement.get("epsilon")
-        facts.append(("epsilon", "infinite" if value is None else f"{value:.3f}"))
+        value = "infinite" if statement.get("epsilon") is None else f"{statement['epsilon']:.3f}"
+        facts.append(("epsilon", "no claim" if _doubts(run) else value))
         facts.append(("delta", f"{statement['delta']:g}"))
         facts.append(("noisy steps", f"{statement['steps']:,}"))
     return facts
@@ -143,7 +160,7 @@ def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("sampling", statement["sampler"]),
         ("accountant", statement["accountant"]),
         ("noise multiplier", f"{statement['noise_multiplier']:.6g} clip bounds"),
-        ("clip bound", f"{statement['max_grad_norm']:g}"),
+        ("clip bound", "none" if statement["max_grad_norm"] is None else f"{statement['max_grad_norm']:g}"),
         ("divisor", f"{statement['expected_batch_size']:g} {noun(statement)}s a step (declared, not counted)"),
         ("noisy steps released", f"{statement['steps']:,}"),
     ]
@@ -223,7 +240,9 @@ def _overview(found: Sequence[Found]) -> Table | None:
     for run in runs:
         last = run.history[-1] if run.history else {}
         accuracy, epsilon = last.get("validation/accuracy"), run.statement.get("epsilon")
-        claim = "yes" if run.statement.get("guarantee") else "no"
+        doubts = _doubts(run)
+        claim = "yes" if run.statement.get("guarantee") and not doubts else "no"
+        epsilon = None if doubts else epsilon
         rows.append(
             (
                 (run.name, run.name),

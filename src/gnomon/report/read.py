@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.config import read_yaml
+from gnomon.stated import changed_files
 from gnomon.store import unpacked
 from gnomon.validate import SettingError
 
@@ -36,6 +37,8 @@ class TrainingRun:
     """What the run's public records give alone, if it had any."""
     deployed: bool = False
     """Whether it is the server's part of a federation of real sites, which one command cannot repeat."""
+    changed: list[str] = field(default_factory=list)
+    """Files that are not those which the statement was written for."""
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -103,16 +106,18 @@ def _training(folder: Path, unprotected: bool) -> TrainingRun:
     history, diagnostics = _lines(folder / "metrics.jsonl"), _lines(folder / "diagnostics.jsonl")
     final = _json(folder / "diagnosis.json")
     diagnostics += [final] if final else []
+    statement = _json(folder / "statement.json")
     return TrainingRun(
         folder.resolve().name,
         read_yaml(config) if config.exists() else {},
         history if unprotected else [_protected(one) for one in history],
-        _json(folder / "statement.json"),
+        statement,
         _json(folder / "environment.json"),
         _json(folder / "audit.json"),
         diagnostics if unprotected else [_protected(one) for one in diagnostics],
         _json(folder / "public-only.json"),
         (folder / ANSWERED).exists(),
+        changed_files(statement, folder),
     )
 
 

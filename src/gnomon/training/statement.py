@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from gnomon.accounting import Epsilon
+from gnomon import __version__
+from gnomon.accounting import Account, Epsilon
+from gnomon.ledger.ledger import unknown_before
 from gnomon.ledger.spending import Spending
+from gnomon.plural import counted
+from gnomon.validate import SettingError
 
 NOT_COVERED = (
     "Choosing hyper-parameters by results on the private data: each run that was looked at counts.",
@@ -21,6 +26,10 @@ NOT_COVERED = (
 )
 
 DECLARED = "declared, not counted"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,15 @@ class Statement:
     not_covered: tuple[str, ...] = NOT_COVERED
     divisor: str = DECLARED
     """Where the divisor comes from."""
+    sample_rate: float | None = None
+    """In full precision; None where batches are not drawn with one."""
+    account: dict[str, Any] | None = None
+    """All that epsilon was computed from, as `Account.to_dict` gives it; None where that cannot be written down."""
+    files: dict[str, str] | None = None
+    """The SHA-256 of what the run left beside this statement, by the name of the file."""
+    written: str = field(default_factory=_now, compare=False)
+    """When, in UTC."""
+    gnomon: str = __version__
 
     @classmethod
     def of(
@@ -64,8 +82,9 @@ class Statement:
         private_noise: bool,
         notes: Sequence[str] = (),
         ledger: dict[str, Any] | None = None,
+        account: Account | None = None,
     ) -> Statement:
-        """The statement for what has been spent; `notes` are caveats of the run."""
+        """The statement for what has been spent, from that account; `notes` are caveats of the run."""
         caveats = list(notes)
         if not private_noise:
             caveats.append("not private: seeded noise. Whoever knows the seed can subtract the noise.")
@@ -90,6 +109,8 @@ class Statement:
             guarantee=spent.guarantee and private_noise and float(spent) < float("inf"),
             caveats=tuple(caveats),
             ledger=ledger,
+            sample_rate=getattr(account.sampler, "sample_rate", None) if account is not None else None,
+            account=_plain(account),
         )
 
     def text(self) -> str:
@@ -119,6 +140,8 @@ class Statement:
             f"  noisy steps released  {self.steps}",
             f"  method                {self.method}",
             *self._ledger_lines(),
+            *(f"  {name:<20}  sha256 {mark}" for name, mark in (self.files or {}).items()),
+            f"  written               {self.written} by gnomon {self.gnomon}",
         ]
         lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
         lines += ["", "Not covered:", *(f"  - {item}" for item in self.not_covered)]
@@ -129,13 +152,14 @@ class Statement:
             return ["  all runs on the data  not known: this run is in no ledger"]
         spent = self.ledger["epsilon"]
         value = "infinite" if spent is None else f"{spent:.3f}"
-        runs = f"{self.ledger['runs']} run{'s' if self.ledger['runs'] != 1 else ''}"
+        runs, steps = counted(self.ledger["runs"], "run"), counted(self.ledger["steps"], "step")
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
         entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
+        entered += f"data set {self.ledger['dataset']}, " if self.ledger.get("dataset") else ""
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
-            f"({runs}, {self.ledger['steps']} steps reserved, {self.ledger['accountant']}){allowed}",
+            f"({runs}, {steps} reserved, {self.ledger['accountant']}){allowed}",
             f"  ledger                {entered}head {self.ledger['head']}",
         ]
 
@@ -151,6 +175,26 @@ class Statement:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _plain(account: Account | None) -> dict[str, Any] | None:
+    """The account as plain values, unless its sampler is of the user's own making."""
+    try:
+        return None if account is None else account.to_dict()
+    except SettingError:
+        return None
+
+
+def ledger_caveats(spending: Spending) -> list[str]:
+    """What a reader should know of the ledger itself.
+
+    >>> from gnomon.accounting import Account, Poisson
+    >>> ledger_caveats(Spending(None, Account(Poisson(0.1), 1.0), steps=10))
+    []
+    """
+    if spending.ledger is None or not spending.began_ledger():
+        return []
+    return [f"{unknown_before(spending.ledger.path.name)}."]
 
 
 def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:
@@ -171,5 +215,6 @@ def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:
         "steps": total.steps,
         "budget": None if total.budget is None else asdict(total.budget),
         "run": spending.run,
+        "dataset": spending.dataset,
         "head": str(spending.head()),
     }

@@ -42,7 +42,7 @@ from gnomon.training.refusals import (
 )
 from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
-from gnomon.training.statement import Statement, ledger_note
+from gnomon.training.statement import Statement, ledger_caveats, ledger_note
 from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
@@ -213,10 +213,11 @@ class Trainer:
             private_noise=self.noise.private,
             notes=self._notes(),
             ledger=ledger_note(self.spending, self.plan.delta),
+            account=self.account,
         )
 
     def _notes(self) -> list[str]:
-        notes = list(self.notes)
+        notes = [*self.notes, *ledger_caveats(self.spending)]
         if self._scored_members:
             notes.insert(0, "Scores on the validation records are of training records, and are NOT protected.")
         if self.method.public is not None:
@@ -297,7 +298,7 @@ class Trainer:
                 last = stop.asked or self.account.steps == self.plan.last
                 if ends or last:
                     due = last or self.account.steps // self.plan.steps_per_epoch % evaluate_every == 0
-                    record = self._epoch_record(steps, validation if due else None, started)
+                    record = self._epoch_record(steps, validation if due else None, started, last)
                     history.append(record)
                     steps.clear()
                     bar.tell(record)
@@ -460,11 +461,20 @@ class Trainer:
         """Forget the order of the records that are left, where another account of the steps was taken up."""
         self._sequence = None
 
-    def _epoch_record(self, steps: list[Record], validation: Any, started: float) -> Record:
+    def _epsilon_now(self, exact: bool) -> float:
+        """What the steps so far have cost: exact, or estimated from above but never above what the plan will cost."""
+        if exact:
+            return float(self.epsilon())
+        estimate = self.account.estimate(self.plan.delta)
+        if self.account.steps > self.plan.last:
+            return estimate
+        return min(estimate, float(self.account.epsilon(self.plan.delta, self.plan.last)))
+
+    def _epoch_record(self, steps: list[Record], validation: Any, started: float, last: bool) -> Record:
         record: Record = {
             "step": self.account.steps,
             "epoch": self.account.steps / self.plan.steps_per_epoch,
-            "epsilon": self.account.estimate(self.plan.delta),
+            "epsilon": self._epsilon_now(exact=last),
             "seconds": time.monotonic() - started,
             **averaged(steps),
         }
