@@ -17,8 +17,10 @@ import yaml
 from safetensors.torch import load_file
 
 from gnomon import models
+from gnomon.building import build_trainer
 from gnomon.cli import main
 from gnomon.config import TrainConfig
+from gnomon.data import load
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
 
@@ -36,6 +38,16 @@ def test_account_prints_the_tight_epsilon(capsys):
 def test_account_finds_the_noise_of_a_budget(capsys):
     assert main(["account", "--target-epsilon", "0.5", "--sample-rate", "0.025", "--epochs", "80"]) == 0
     assert "noise multiplier = 10.0" in capsys.readouterr().out
+
+
+def test_account_counts_the_steps_of_epochs_as_training_does_and_says_how_many(capsys):
+    plan = build_trainer(TrainConfig(epochs=20.0, batch_size=400), load("digits"), load("digits").train[:0]).plan
+    rate = repr(400 / 1437)
+    flags = ["--noise-multiplier", "5", "--sample-rate", rate, "--epochs", "20"]
+    assert main(["account", *flags]) == 0
+    assert f"steps = {plan.steps}\n" in capsys.readouterr().out
+    assert main(["account", *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == plan.steps
 
 
 def test_account_compares_accountants_and_marks_the_one_that_is_no_guarantee(capsys):
