@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -116,6 +117,37 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
 def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
     assert main(["compare", *flags, "--quiet", "--out", str(tmp_path / "x")]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.fixture
+def own(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", inputs=rng.normal(size=(300, 6)), targets=rng.integers(0, 2, 300), classes=2)
+    flags = ["--data", f"npz:{tmp_path / 'own.npz'}", "--dataset-size", "240", "--batch-size", "40", "--epochs", "1"]
+    return [*flags, "--noise-multipliers", "4", "--seeds", "1", "--workers", "1", "--quiet"]
+
+
+def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["compare", *own, "--methods", "dp-sgd,rsdp", *out]) == 0
+    rows = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
+    assert [row["method"] for row in rows] == ["dp-sgd", "rsdp"]
+    capsys.readouterr()
+    for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
+        assert main(["compare", *own, "--methods", methods, *out]) == 2
+        assert "public = None" in capsys.readouterr().err
+    assert main(["compare", *own, "--methods", "dp-sgd", "--public", "30", *out]) == 0
+    assert "public-only" in capsys.readouterr().out
+
+
+def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):
+    assert main(["compare", *own[2:], "--data", "npz:missing.npz", "--methods", "magic"]) == 2
+    assert "magic" in capsys.readouterr().err
+
+
+def test_cells_of_built_in_data_keep_their_public_records(tmp_path):
+    (cell,) = compare.grid(TrainConfig(), ["dp-sgd"], [2.0], 1)
+    assert (cell.config.public, cell.config.private) == (100, 1337)
 
 
 def test_methods_may_carry_settings_of_their_own():

@@ -23,6 +23,7 @@ from gnomon.building import (
     public_count,
     public_only,
     records,
+    uses_public,
     without_foreign_settings,
 )
 from gnomon.cells import kept_cells, run_cells, settings_key
@@ -92,8 +93,9 @@ def grid(
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
     ['dp-sgd', 'pcdp:rank=20']
     """
+    named = [(label, *_settings(label)) for label in methods]
     # everybody trains on the same private records, whether a method reads the public ones or not
-    public = public_count(base)
+    public = public_count(base) if has_public(base, methods) else 0
     private = base.private or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
@@ -101,8 +103,7 @@ def grid(
     for one in noise_multipliers:
         positive("noise-multipliers", one)
     cells = []
-    for label in methods:
-        name, own = _settings(label)
+    for label, name, own in named:
         levels: Sequence[float | None] = [None] if name == PUBLIC_ONLY else noise_multipliers
         for level in levels:
             for seed in range(whole("seeds", seeds)):
@@ -112,6 +113,21 @@ def grid(
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
                 cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
     return cells
+
+
+def has_public(base: TrainConfig, methods: Sequence[str]) -> bool:
+    """Whether a comparison sets public records aside: of own data only if they are given or a method reads them.
+
+    >>> own = TrainConfig(data="npz:own.npz")
+    >>> has_public(TrainConfig(), ["dp-sgd"]), has_public(own, ["dp-sgd"]), has_public(own, ["dp-sgd", "pdp"])
+    (True, False, True)
+    """
+    return not is_own(base.data) or bool(base.public) or any(_reads_public(base, label) for label in methods)
+
+
+def _reads_public(base: TrainConfig, label: str) -> bool:
+    name, own = _settings(label)
+    return name == PUBLIC_ONLY or uses_public(dataclasses.replace(base, method=name).with_settings(own))
 
 
 def split_methods(text: str) -> list[str]:

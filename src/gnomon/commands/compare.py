@@ -17,7 +17,8 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="several methods, noise levels and seeds, side by side",
         description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
-        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0.",
+        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0; "
+        "own data have it only with --public.",
         epilog="examples:\n"
         "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
         "  gnomon compare --data mnist --private 10000 --public 100 --noise-multipliers 6,10,22 --epochs 80 \\\n"
@@ -43,12 +44,12 @@ def _compare(args: argparse.Namespace) -> int:
 
     config = settings_of(args, recipe)
     methods = compare.split_methods(args.methods)
+    if compare.has_public(config, methods) and compare.PUBLIC_ONLY not in methods:
+        methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     try:
         levels = [float(level) for level in args.noise_multipliers.split(",")]
     except ValueError:
         raise SettingError("noise-multipliers", args.noise_multipliers, "numbers separated by commas") from None
-    if compare.PUBLIC_ONLY not in methods:
-        methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     cells = compare.grid(config, methods, levels, args.seeds)
     out = args.out or Path("runs") / f"compare-{Path(config.data.removeprefix('npz:')).stem}"
     workers = args.workers if args.workers is not None else os.cpu_count() or 1
