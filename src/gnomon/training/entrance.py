@@ -15,6 +15,7 @@ from gnomon.release import SecureNoise
 from gnomon.training.independence import enough, few, refuse_dependence
 from gnomon.training.refusals import refuse_overlap
 from gnomon.updates import Loss
+from gnomon.updates.forward import DoesNotFit
 
 
 class Entrance:
@@ -60,7 +61,10 @@ class Entrance:
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
         if self._checked is None or self._checked[0] is not method or self._checked[1] is not loss:
-            self.check(method, loss, *self._some(loader))
+            try:
+                self.check(method, loss, *self._some(loader))
+            except DoesNotFit as error:
+                raise DoesNotFit(f"train and model do not go together: {error}") from error
         used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
         self.left_out = used.left_out
         if method.public is not None:
