@@ -88,6 +88,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert "test accuracy" in said
     assert "epsilon = 1.000" in said or "epsilon = 0.99" in said
     assert str(out / "statement.txt") in said
+    assert "not finite" not in said
     expected = {
         "config.yaml",
         "environment.json",
@@ -279,14 +280,16 @@ def test_own_arrays_need_a_declared_size(tmp_path, capsys):
     assert main([*SHORT, *data, "--dataset-size", "200", "--out", str(tmp_path / "b")]) == 0
 
 
-def test_a_nan_in_the_data_does_not_reach_the_model(tmp_path):
+def test_a_nan_in_the_data_does_not_reach_the_model_and_is_told_as_unprotected(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
     x[3, 2], x[7, 1] = np.nan, np.inf
     file = tmp_path / "own.npz"
     np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
     settings = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "200"]
-    assert main([*SHORT, *settings, "--out", str(tmp_path / "run")]) == 0
+    assert main([*SHORT, *settings, "--epochs", "9", "--out", str(tmp_path / "run")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not finite" in line]
+    assert line.startswith("unprotected ")
     weights = load_file(tmp_path / "run/model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
 
