@@ -30,7 +30,12 @@ class TrainConfig:
     gnomon.validate.SettingError: setting = 'target-epsilom' is not allowed: give 'target-epsilon'
     """
 
-    data: str = setting("digits", "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE", group="data")
+    data: str = setting(
+        "digits",
+        "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE with the arrays x_train, y_train, x_test, "
+        "y_test, or inputs, targets, and classes if you declare their number",
+        group="data",
+    )
     data_dir: str | None = setting(
         None, "folder with the official files (default: GNOMON_DATA or ./data)", group="data"
     )
