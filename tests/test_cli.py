@@ -211,6 +211,38 @@ def test_a_misspelt_key_in_the_config_is_named_with_the_right_one(tmp_path, caps
     assert "'target-epsilon'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["train", "--target-epsilom", "1"],
+            "no flag --target-epsilom: did you mean --target-epsilon? (see gnomon train",
+        ),
+        (["train", "--target-epsilom=1"], "did you mean --target-epsilon?"),
+        (["account", "--noise-multiplyer", "10"], "did you mean --noise-multiplier? (see gnomon account --help)"),
+        (["ledger", "budget", "x", "--epsilom", "1"], "did you mean --epsilon? (see gnomon ledger budget --help)"),
+        (["train", "--qwxyz"], "there is no flag --qwxyz (see gnomon train --help)"),
+        (["train", "digits"], "'digits' is one argument too many (see gnomon train --help)"),
+        (["train", "--epochs", "many"], "argument --epochs: invalid float value: 'many' (see gnomon train --help)"),
+        (["trian"], "'trian'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_flag_is_named_with_the_nearest_one_and_where_help_is(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):
+    assert main(["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"]) == 0
+    assert main(["account", "--noise-multiplier", "-1", "--sample-rate", "0.1", "--steps", "10"]) == 2
+    assert "noise_multiplier = -1.0" in capsys.readouterr().err
+
+
 def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
     out = tmp_path / "run"
     main([*SHORT, "--out", str(out)])
