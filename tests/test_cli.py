@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -241,6 +242,18 @@ def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):
     assert main(["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"]) == 0
     assert main(["account", "--noise-multiplier", "-1", "--sample-rate", "0.1", "--steps", "10"]) == 2
     assert "noise_multiplier = -1.0" in capsys.readouterr().err
+
+
+def test_the_fair_rule_is_said_to_live_in_federations(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("clip: fair\n")
+    ways = [["train", "--clip", "fair"], ["train", "--method", "fair"], ["train", "--config", str(tmp_path / "c.yaml")]]
+    ways += [["compare", "--clip", "fair"], ["compare", "--methods", "dp-sgd,fair"]]
+    ways += [["compare", "--methods", "dp-sgd:clip=fair"], ["methods"]]
+    for way in ways:
+        with contextlib.suppress(SystemExit):
+            main(way)
+        said = "".join(capsys.readouterr())
+        assert "needs a mean loss that was released with noise: use gnomon federate --method fedfdp" in said, way
 
 
 def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):

@@ -23,6 +23,7 @@ from gnomon.building import (
     public_count,
     public_only,
     records,
+    unknown_method,
     uses_public,
     without_foreign_settings,
 )
@@ -161,7 +162,7 @@ def split_methods(text: str) -> list[str]:
 def _settings(label: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = label.partition(":")
     if name not in METHODS and name != PUBLIC_ONLY:
-        raise SettingError("method", name, f"one of {', '.join([*METHODS, PUBLIC_ONLY])}")
+        raise unknown_method(name, PUBLIC_ONLY)
     own: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, found, value = item.partition("=")

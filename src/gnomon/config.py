@@ -13,6 +13,9 @@ import yaml
 
 from gnomon.validate import SettingError
 
+FAIR = "the fair rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
+"""Why no run on one machine has it."""
+
 
 def setting(default: Any, text: str, choices: tuple[str, ...] = (), group: str = "training") -> Any:
     """A field with the help text that the command line shows."""
@@ -212,7 +215,8 @@ def _typed(cls: type, name: str, value: Any) -> Any:
     if value is None and type(None) in kinds:
         return None
     if choices and value not in choices:
-        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}")
+        more = f"; {FAIR}" if (name, value) == ("clip", "fair") else ""
+        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}{more}")
     if float in kinds:
         try:
             return float(value)  # YAML reads 1e-5 as text
