@@ -256,6 +256,24 @@ def test_the_fair_rule_is_said_to_live_in_federations(tmp_path, capsys):
         assert "needs a mean loss that was released with noise: use gnomon federate --method fedfdp" in said, way
 
 
+def test_folders_that_are_no_training_run_are_named(tmp_path, capsys):
+    for run, file in (("a", "comparison.csv"), ("b", "metrics.jsonl"), ("f", "bytes.md")):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / file).touch()
+    (tmp_path / "runs" / "other").mkdir()
+    inside = ", ".join(str(tmp_path / "runs" / run) for run in "abf")
+    for words, told in (
+        (["diagnose", "runs/a"], "give the folder of a training run: it holds a comparison"),
+        (["diagnose", "runs/f"], "give the folder of a training run: it holds a federation"),
+        (["diagnose", "runs/other"], "give the folder of a training run"),
+        (["diagnose", "runs"], f"give the folder of a training run: it has {inside}"),
+        (["report", "runs"], f"give folders of runs, of which it has {inside}"),
+        (["report", "runs/other"], "that gnomon train, compare or reproduce has written"),
+    ):
+        assert main([words[0], str(tmp_path / words[1])]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
     out = tmp_path / "run"
     main([*SHORT, "--out", str(out)])
