@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,8 +22,10 @@ from safetensors.torch import load_file
 import gnomon
 from gnomon import models
 from gnomon.accounting import Account
+from gnomon.building import build_trainer
 from gnomon.cli import main
 from gnomon.config import TrainConfig
+from gnomon.data import load
 from gnomon.ledger import Ledger
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
@@ -41,6 +44,16 @@ def test_account_prints_the_tight_epsilon(capsys):
 def test_account_finds_the_noise_of_a_budget(capsys):
     assert main(["account", "--target-epsilon", "0.5", "--sample-rate", "0.025", "--epochs", "80"]) == 0
     assert "noise multiplier = 10.0" in capsys.readouterr().out
+
+
+def test_account_counts_the_steps_of_epochs_as_training_does_and_says_how_many(capsys):
+    plan = build_trainer(TrainConfig(epochs=20.0, batch_size=400), load("digits"), load("digits").train[:0]).plan
+    rate = repr(400 / 1437)
+    flags = ["--noise-multiplier", "5", "--sample-rate", rate, "--epochs", "20"]
+    assert main(["account", *flags]) == 0
+    assert f"steps = {plan.steps}\n" in capsys.readouterr().out
+    assert main(["account", *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == plan.steps
 
 
 def test_account_compares_accountants_and_marks_the_one_that_is_no_guarantee(capsys):
@@ -81,6 +94,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert "test accuracy" in said
     assert "epsilon = 1.000" in said or "epsilon = 0.99" in said
     assert str(out / "statement.txt") in said
+    assert "not finite" not in said
     expected = {
         "config.yaml",
         "environment.json",
@@ -223,6 +237,68 @@ def test_a_misspelt_key_in_the_config_is_named_with_the_right_one(tmp_path, caps
     assert "'target-epsilon'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["train", "--target-epsilom", "1"],
+            "no flag --target-epsilom: did you mean --target-epsilon? (see gnomon train",
+        ),
+        (["train", "--target-epsilom=1"], "did you mean --target-epsilon?"),
+        (["account", "--noise-multiplyer", "10"], "did you mean --noise-multiplier? (see gnomon account --help)"),
+        (["ledger", "budget", "x", "--epsilom", "1"], "did you mean --epsilon? (see gnomon ledger budget --help)"),
+        (["train", "--qwxyz"], "there is no flag --qwxyz (see gnomon train --help)"),
+        (["train", "digits"], "'digits' is one argument too many (see gnomon train --help)"),
+        (["train", "--epochs", "many"], "argument --epochs: invalid float value: 'many' (see gnomon train --help)"),
+        (["trian"], "'trian'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_flag_is_named_with_the_nearest_one_and_where_help_is(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):
+    assert main(["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"]) == 0
+    assert main(["account", "--noise-multiplier", "-1", "--sample-rate", "0.1", "--steps", "10"]) == 2
+    assert "noise_multiplier = -1.0" in capsys.readouterr().err
+
+
+def test_the_fair_rule_is_said_to_live_in_federations(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("clip: fair\n")
+    ways = [["train", "--clip", "fair"], ["train", "--method", "fair"], ["train", "--config", str(tmp_path / "c.yaml")]]
+    ways += [["compare", "--clip", "fair"], ["compare", "--methods", "dp-sgd,fair"]]
+    ways += [["compare", "--methods", "dp-sgd:clip=fair"], ["methods"]]
+    for way in ways:
+        with contextlib.suppress(SystemExit):
+            main(way)
+        said = "".join(capsys.readouterr())
+        assert "needs a mean loss that was released with noise: use gnomon federate --method fedfdp" in said, way
+
+
+def test_folders_that_are_no_training_run_are_named(tmp_path, capsys):
+    for run, file in (("a", "comparison.csv"), ("b", "metrics.jsonl"), ("f", "bytes.md")):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / file).touch()
+    (tmp_path / "runs" / "other").mkdir()
+    inside = ", ".join(str(tmp_path / "runs" / run) for run in "abf")
+    for words, told in (
+        (["diagnose", "runs/a"], "give the folder of a training run: it holds a comparison"),
+        (["diagnose", "runs/f"], "give the folder of a training run: it holds a federation"),
+        (["diagnose", "runs/other"], "give the folder of a training run"),
+        (["diagnose", "runs"], f"give the folder of a training run: it has {inside}"),
+        (["report", "runs"], f"give folders of runs, of which it has {inside}"),
+        (["report", "runs/other"], "that gnomon train, compare or reproduce has written"),
+    ):
+        assert main([words[0], str(tmp_path / words[1])]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
     out = tmp_path / "run"
     main([*SHORT, "--out", str(out)])
@@ -292,14 +368,16 @@ def test_own_arrays_need_a_declared_size(tmp_path, capsys):
     assert main([*SHORT, *data, "--dataset-size", "200", "--out", str(tmp_path / "b")]) == 0
 
 
-def test_a_nan_in_the_data_does_not_reach_the_model(tmp_path):
+def test_a_nan_in_the_data_does_not_reach_the_model_and_is_told_as_unprotected(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
     x[3, 2], x[7, 1] = np.nan, np.inf
     file = tmp_path / "own.npz"
     np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
     settings = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "200"]
-    assert main([*SHORT, *settings, "--out", str(tmp_path / "run")]) == 0
+    assert main([*SHORT, *settings, "--epochs", "9", "--out", str(tmp_path / "run")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not finite" in line]
+    assert line.startswith("unprotected ")
     weights = load_file(tmp_path / "run/model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
 

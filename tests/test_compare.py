@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shlex
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from gnomon.config import TrainConfig
 from gnomon.report import report
 from gnomon.report.comparison import comparison_pictures
 from gnomon.report.read import read_run
+from gnomon.report.repeat import compare_command
 from gnomon.training import evaluate, train_on_public
 from gnomon.validate import SettingError
 
@@ -118,11 +121,73 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
         (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is not allowed: give it beside a method"),
         (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
+        (["--target-epsilons", "one"], "target-epsilons = 'one'"),
+        (["--target-epsilons", "-1"], "target-epsilons = -1.0"),
+        (["--target-epsilons", "1", "--noise-multipliers", "2"], "not both"),
     ],
 )
 def test_a_wrong_comparison_is_named(flags, named, tmp_path, capsys):
     assert main(["compare", *flags, "--quiet", "--out", str(tmp_path / "x")]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.fixture
+def own(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", inputs=rng.normal(size=(300, 6)), targets=rng.integers(0, 2, 300), classes=2)
+    flags = ["--data", f"npz:{tmp_path / 'own.npz'}", "--dataset-size", "240", "--batch-size", "40", "--epochs", "1"]
+    return [*flags, "--noise-multipliers", "4", "--seeds", "1", "--workers", "1", "--quiet"]
+
+
+def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["compare", *own, "--methods", "dp-sgd,rsdp", *out]) == 0
+    rows = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
+    assert [row["method"] for row in rows] == ["dp-sgd", "rsdp"]
+    capsys.readouterr()
+    for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
+        assert main(["compare", *own, "--methods", methods, *out]) == 2
+        assert "public = None" in capsys.readouterr().err
+    assert main(["compare", *own, "--methods", "dp-sgd", "--public", "30", *out]) == 0
+    assert "public-only" in capsys.readouterr().out
+
+
+def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):
+    assert main(["compare", *own[2:], "--data", "npz:missing.npz", "--methods", "magic"]) == 2
+    assert "magic" in capsys.readouterr().err
+
+
+def test_methods_are_compared_at_given_epsilons_whatever_noise_each_needs(tmp_path, capsys):
+    settings = ["--epochs", "1", "--public", "40", "--seeds", "2", "--target-epsilon", "2,4", "--workers", "1"]
+    methods = "dp-sgd,dp-sgd:sampler=truncated"
+    assert main(["compare", *settings, "--methods", methods, "--quiet", "--out", str(tmp_path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0] == "| accuracy, % | epsilon 2 | epsilon 4 |"
+    assert all(line.count("±") == 2 for line in table[2:4])
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert [row["target_epsilon"] for row in rows] == ["2.0", "4.0", "2.0", "4.0", ""]
+    assert len({row["noise_multiplier"] for row in rows[:4]}) == 4
+    assert all(float(row["epsilon"]) <= float(row["target_epsilon"]) for row in rows[:4])
+    command = read_run(tmp_path).plan
+    repeat = compare_command(command["settings"], command["methods"], command["noise_multipliers"], command["seeds"])
+    assert "--target-epsilons 2,4" in repeat
+    assert main([*shlex.split(repeat)[1:], "--quiet", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == table[0]
+
+
+def test_a_noise_level_in_the_grid_is_no_budget():
+    (noise,) = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
+    (budget,) = compare.grid(SMALL, ["dp-sgd"], [], 1, target_epsilons=[2.0])
+    assert (noise.config.target_epsilon, budget.config.target_epsilon) == (None, 2.0)
+    assert budget.config.noise_multiplier is None
+    for noises, targets in (([], []), ([1.0], [1.0])):
+        with pytest.raises(SettingError, match="target-epsilons"):
+            compare.grid(SMALL, ["dp-sgd"], noises, 1, target_epsilons=targets)
+
+
+def test_cells_of_built_in_data_keep_their_public_records(tmp_path):
+    (cell,) = compare.grid(TrainConfig(), ["dp-sgd"], [2.0], 1)
+    assert (cell.config.public, cell.config.private) == (100, 1337)
 
 
 def test_methods_may_carry_settings_of_their_own():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+
+from gnomon.config import TrainConfig
+from gnomon.data import load
+from gnomon.data.sources.arrays import SPLIT, WHOLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -65,6 +74,35 @@ def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
+
+
+class Table(dict):
+    """As much of a data frame as the example uses, where pandas is not installed."""
+
+    def to_numpy(self, dtype):
+        return np.array(list(self.values()), dtype).T
+
+    @classmethod
+    def read_csv(cls, path):
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        return cls({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def test_the_way_from_a_csv_file_to_npz_runs(tmp_path, monkeypatch):
+    if importlib.util.find_spec("pandas") is None:
+        codes = lambda values, sort: (np.unique(values, return_inverse=True)[1], None)
+        monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(read_csv=Table.read_csv, factorize=codes))
+    section = (ROOT / "README.md").read_text().partition("## Your own data")[2].partition("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{i / 2},{'ill' if i % 2 else 'well'}\n" for i in range(20))
+    Path("patients.csv").write_text("age,weight,diagnosis\n" + rows)
+    exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0], {})
+    source = load("npz:patients.npz")
+    assert (len(source.train), source.classes, source.input_shape, source.counted) == (16, 2, (2,), False)
+    for name in (*SPLIT, *WHOLE):
+        assert f"`{name}`" in section
+        assert name in TrainConfig.__dataclass_fields__["data"].metadata["help"]
 
 
 def test_no_page_or_source_names_a_path_of_a_machine():

@@ -96,6 +96,26 @@ def test_wrong_shapes_are_an_error_that_costs_nothing(wrong, tmp_path):
     assert ledger.state().runs == {}
 
 
+class Picky(nn.Module):
+    """Fails on what a record holds, and says what that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if bool((x == 1234).any()):
+            raise RuntimeError(f"cannot take {x.max().item()}")
+        return self.layer(x)
+
+
+def test_an_error_of_the_first_forward_pass_does_not_quote_a_record():
+    with pytest.raises(ValueError, match="train and model do not go together: the model Picky") as caught:
+        trainer(Picky()).fit((torch.full((40, 4), 1234.0), torch.zeros(40).long()))
+    assert "1234" not in str(caught.value)
+    assert "RuntimeError; its text may quote a record" in str(caught.value)
+
+
 def test_an_empty_data_set_is_refused_and_costs_nothing(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     with pytest.raises(ValueError, match="train is empty"):

@@ -121,7 +121,8 @@ def run_cells(
 
 def _told(cell: Cell) -> str:
     """A run in words: its label, and what tells it from the others of that label."""
-    parts = {"noise": getattr(cell.config, "noise_multiplier", None), "seed": getattr(cell.config, "seed", None)}
+    names = {"noise": "noise_multiplier", "target": "target_epsilon", "seed": "seed"}
+    parts = {word: getattr(cell.config, name, None) for word, name in names.items()}
     return ", ".join([cell.label, *(f"{name} {value:g}" for name, value in parts.items() if value is not None)])
 
 

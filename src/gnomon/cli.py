@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from gnomon import __version__
 from gnomon.commands import account, audit, compare, federate, ledger, methods, report, site, train
+from gnomon.commands.parser import Parser
 from gnomon.commands.settings import INTERRUPTED
 from gnomon.memory import keep_memory
 
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="gnomon",
         description="Train models on data about people, under differential privacy.",
         epilog="Start with: gnomon train --data digits --target-epsilon 1",

@@ -23,6 +23,8 @@ from gnomon.building import (
     public_count,
     public_only,
     records,
+    unknown_method,
+    uses_public,
     without_foreign_settings,
 )
 from gnomon.building.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with
@@ -82,6 +84,8 @@ class Row:
     """One run has none."""
     seeds: int
     seconds: float
+    target_epsilon: float | None = None
+    """The budget that the noise was worked out for, if it was."""
 
 
 def grid(
@@ -90,27 +94,29 @@ def grid(
     noise_multipliers: Sequence[float],
     seeds: int,
     looks: Looks | None = None,
+    *,
+    target_epsilons: Sequence[float] = (),
 ) -> list[Cell]:
     """All cells. A method may carry settings of its own: "pcdp:rank=50,scope=per-tensor".
+
+    Give noise multipliers, or none and target epsilons: each run then works out the noise of its own sampling.
 
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
     ['dp-sgd', 'pcdp:rank=20']
     """
+    named = [(label, *_settings(label)) for label in methods]
     # everybody trains on the same private records, whether a method reads the public ones or not
-    public = public_count(base)
+    public = public_count(base) if has_public(base, methods) else 0
     private = base.private or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
     base = dataclasses.replace(base, private=private, public=public, dataset_size=base.dataset_size or private)
-    for one in noise_multipliers:
-        positive("noise-multipliers", one)
+    every = _levels(noise_multipliers, target_epsilons)
     cells = []
-    for label in methods:
-        name, own = _settings(label)
-        levels: Sequence[float | None] = [None] if name == PUBLIC_ONLY else noise_multipliers
-        for level in levels:
+    for label, name, own in named:
+        for level in [{"noise_multiplier": None}] if name == PUBLIC_ONLY else every:
             for seed in range(whole("seeds", seeds)):
-                settings = {"noise_multiplier": level, "seed": seed, "insecure_noise_seed": seed} | own
+                settings = level | {"seed": seed, "insecure_noise_seed": seed} | own
                 method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
@@ -154,6 +160,30 @@ def _remedy(base: TrainConfig, methods: Sequence[str], name: str) -> str:
     return f"it beside a method that has it: {', '.join(able)}"
 
 
+def _levels(noise_multipliers: Sequence[float], target_epsilons: Sequence[float]) -> list[dict[str, Any]]:
+    """The settings of each level of noise."""
+    if bool(noise_multipliers) == bool(target_epsilons):
+        allowed = "either noise multipliers or target epsilons, and not both"
+        raise SettingError("target-epsilons", list(target_epsilons), allowed)
+    budgets = [{"noise_multiplier": None, "target_epsilon": positive("target-epsilons", x)} for x in target_epsilons]
+    return budgets or [{"noise_multiplier": positive("noise-multipliers", x)} for x in noise_multipliers]
+
+
+def has_public(base: TrainConfig, methods: Sequence[str]) -> bool:
+    """Whether a comparison sets public records aside: of own data only if they are given or a method reads them.
+
+    >>> own = TrainConfig(data="npz:own.npz")
+    >>> has_public(TrainConfig(), ["dp-sgd"]), has_public(own, ["dp-sgd"]), has_public(own, ["dp-sgd", "pdp"])
+    (True, False, True)
+    """
+    return not is_own(base.data) or bool(base.public) or any(_reads_public(base, label) for label in methods)
+
+
+def _reads_public(base: TrainConfig, label: str) -> bool:
+    name, own = _settings(label)
+    return name == PUBLIC_ONLY or uses_public(dataclasses.replace(base, method=name).with_settings(own))
+
+
 def split_methods(text: str) -> list[str]:
     """Methods in a list, where commas also separate a method's own settings.
 
@@ -174,7 +204,7 @@ def split_methods(text: str) -> list[str]:
 def _settings(label: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = label.partition(":")
     if name not in METHODS and name != PUBLIC_ONLY:
-        raise SettingError("method", name, f"one of {', '.join([*METHODS, PUBLIC_ONLY])}")
+        raise unknown_method(name, PUBLIC_ONLY)
     own: dict[str, Any] = {}
     for item in _items(rest.split(",")):
         key, found, value = item.partition("=")
@@ -260,24 +290,31 @@ def summary(results: Sequence[dict[str, Any]]) -> list[Row]:
             statistics.stdev(one["accuracy"] for one in group) if len(group) > 1 else None,
             len(group),
             statistics.fmean(one["seconds"] for one in group),
+            _target(group[0]),
         )
         for (label, level), group in groups.items()
     ]
 
 
+def _target(found: dict[str, Any]) -> float | None:
+    settings = found.get("settings", {})
+    fixed = found.get("noise_multiplier") is None or settings.get("noise_multiplier") is not None
+    return None if fixed else settings.get("target_epsilon")
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """A table with a row for each method and a column for each noise level.
+    """A table with a row for each method and a column for each noise level, or for each budget.
 
     >>> print(markdown([Row("dp-sgd", 2.0, 1.0, 0.6, 0.1, 2, 1.0)]), end="")
     | accuracy, % | sigma 2, epsilon 1.000 |
     |---|---|
     | dp-sgd | 60.0 ± 10.0 |
     """
-    levels = sorted({(row.noise_multiplier, row.epsilon) for row in rows if row.noise_multiplier is not None})
-    heads = [f"sigma {sigma:.3g}, epsilon {epsilon:.3f}" for sigma, epsilon in levels]
+    levels = sorted({_level(row) for row in rows if row.noise_multiplier is not None})
+    heads = [f"sigma {one[0]:.3g}, epsilon {one[1]:.3f}" if one[1:] else f"epsilon {one[0]:g}" for one in levels]
     lines = ["| accuracy, % | " + " | ".join(heads) + " |", "|---" * (len(levels) + 1) + "|"]
     for method in dict.fromkeys(row.method for row in rows):
-        mine = {(row.noise_multiplier, row.epsilon): row for row in rows if row.method == method}
+        mine = {_level(row): row for row in rows if row.method == method}
         only = next(iter(mine.values()))
         if only.noise_multiplier is None:
             cells = [_cell(only) + " (epsilon 0)"] + ["same"] * (len(levels) - 1)
@@ -285,6 +322,11 @@ def markdown(rows: Sequence[Row]) -> str:
             cells = [_cell(mine[level]) if level in mine else "–" for level in levels]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _level(row: Row) -> tuple[float, ...]:
+    """What a column stands for: a budget, or a noise multiplier and its epsilon."""
+    return (row.noise_multiplier or 0.0, row.epsilon) if row.target_epsilon is None else (row.target_epsilon,)
 
 
 def _cell(row: Row) -> str:
@@ -313,11 +355,18 @@ def write(rows: Sequence[Row], folder: Path, title: str, say: Callable[[str], No
 
 
 def remember(
-    folder: Path, base: TrainConfig, methods: Sequence[str], levels: Sequence[float], seeds: int, cells: Sequence[Cell]
+    folder: Path,
+    base: TrainConfig,
+    methods: Sequence[str],
+    levels: Sequence[float],
+    seeds: int,
+    cells: Sequence[Cell],
+    target_epsilons: Sequence[float] = (),
 ) -> None:
     """Leave in the folder what its results belong to, so that a report can say how to repeat them."""
+    targets = {"target_epsilons": ",".join(f"{one:g}" for one in target_epsilons)} if target_epsilons else {}
     plan = {
-        "settings": dataclasses.asdict(base),
+        "settings": dataclasses.asdict(base) | targets,
         "methods": list(methods),
         "noise_multipliers": list(levels),
         "seeds": seeds,

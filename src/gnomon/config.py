@@ -13,6 +13,9 @@ import yaml
 
 from gnomon.validate import SettingError
 
+FAIR = "the fair rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
+"""Why no run on one machine has it."""
+
 
 def setting(default: Any, text: str, choices: tuple[str, ...] = (), group: str = "training") -> Any:
     """A field with the help text that the command line shows."""
@@ -30,7 +33,12 @@ class TrainConfig:
     gnomon.validate.SettingError: setting = 'target-epsilom' is not allowed: give 'target-epsilon'
     """
 
-    data: str = setting("digits", "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE", group="data")
+    data: str = setting(
+        "digits",
+        "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE with the arrays x_train, y_train, x_test, "
+        "y_test, or inputs, targets, and classes if you declare their number",
+        group="data",
+    )
     data_dir: str | None = setting(
         None, "folder with the official files (default: GNOMON_DATA or ./data)", group="data"
     )
@@ -219,7 +227,8 @@ def _typed(cls: type, name: str, value: Any) -> Any:
     if value is None and type(None) in kinds:
         return None
     if choices and value not in choices:
-        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}")
+        more = f"; {FAIR}" if (name, value) == ("clip", "fair") else ""
+        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}{more}")
     if float in kinds:
         try:
             return float(value)  # YAML reads 1e-5 as text

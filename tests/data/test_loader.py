@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gnomon.data import CsrRecords, Loader, fingerprint, fingerprints
 from gnomon.data.sources import Records
@@ -48,7 +49,46 @@ def test_items_that_are_no_pairs_are_named(data, words):
         Loader(data).take(torch.tensor([0]))
 
 
-@pytest.mark.parametrize("data", [(X, Y, Y), (X.numpy(), Y.tolist()), (sparse.csr_matrix(X.numpy()), Y)])
+class Named(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return X[i], "cat" if i % 2 else "dog"
+
+
+class Frame:
+    def to_numpy(self):
+        return X.numpy()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataLoader(TensorDataset(X, Y)), "train is a DataLoader: give loader.dataset; its batch size"),
+        ("records.npz", "train is a str, not records: read the file first"),
+        (Path("records.npz"), "Path, not records: read the file first"),
+        ({"x": X, "y": Y}, r"train is a dict: give a pair, \(data\['inputs'\], data\['targets'\]\)"),
+        ((X, Y.tolist()), r"train has targets in a list of int: give torch.tensor\(targets\)"),
+        ((X.numpy(), tuple(Y.tolist())), "train has targets in a tuple of int"),
+        ((X, ["cat", "dog"] * 10), "train has targets in a list of str: give classes as whole numbers"),
+        ((X, np.array(["cat", "dog"] * 10)), "train has targets of type <U3: give classes as whole numbers"),
+        ((X, np.array(["cat", "dog"] * 10, dtype=object)), "train has targets of type object"),
+        ((Frame(), Y), r"train has inputs in a Frame: give inputs.to_numpy\(\)"),
+    ],
+)
+def test_what_people_hold_in_the_place_of_records_is_named_with_its_remedy(data, words):
+    with pytest.raises(TypeError, match=words) as caught:
+        Loader(data)
+    assert "cat" not in str(caught.value)
+
+
+def test_texts_as_targets_of_items_are_named():
+    with pytest.raises(TypeError, match="train has targets of type str: give classes as whole numbers"):
+        Loader(Named()).take(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("data", [(X, Y, Y), (sparse.csr_matrix(X.numpy()), Y)])
 def test_tuples_that_are_not_inputs_and_targets_are_named(data):
     with pytest.raises(TypeError, match="give two, inputs and targets"):
         Loader(data)

@@ -379,6 +379,18 @@ def test_bytes_beside_other_numbers_are_refused_and_two_of_a_kind_are_scaled_ali
     assert float(load(str(tmp_path / "own.npz")).test.inputs.max()) == 1.0
 
 
+@pytest.mark.parametrize("name", ["npz:", "npz:."])
+def test_no_file_after_npz_is_named_as_it_was_given(name):
+    with pytest.raises(SettingError, match=rf"data = '{name}' is not allowed: give npz:FILE"):
+        load(name)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "folder/p.parquet"])
+def test_a_file_of_another_kind_is_told_the_way_to_npz(name):
+    with pytest.raises(SettingError, match=rf"data = '{name}'.*inputs and targets, with np.savez.*README"):
+        load(name)
+
+
 def test_a_truncated_or_missing_npz_is_named(tmp_path):
     path = tmp_path / "own.npz"
     with pytest.raises(DataError, match=r"own.npz is missing"):

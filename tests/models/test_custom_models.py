@@ -1,8 +1,10 @@
 """A model named "package.module:Class" is imported and called, and what goes wrong is explained."""
 
+import numpy as np
 import pytest
 import torch
 
+from gnomon.cli import main
 from gnomon.models import build
 from gnomon.validate import SettingError
 
@@ -25,6 +27,15 @@ def anything(**settings):
 
 def needy(depth):
     return nn.Linear(depth, 2)
+
+def broken(input_shape):
+    raise KeyError("width")
+
+def double():
+    return nn.Linear(4, 2).double()
+
+def narrow():
+    return nn.Linear(3, 2)
 
 def no_model():
     return "a string"
@@ -58,9 +69,33 @@ def test_own_models_get_the_settings_their_signature_takes(maker):
         ("my_models_for_test:Missing", "my_models_for_test defines; it has no 'Missing'"),
         ("my_models_for_test:number", "a class or a function, not int"),
         ("my_models_for_test:needy", "this one needs depth"),
+        ("my_models_for_test:broken", r"my_models_for_test:broken\(input_shape=\(4,\)\) raised KeyError: 'width'"),
         ("my_models_for_test:no_model", "torch.nn.Module, not str"),
     ],
 )
 def test_a_name_that_gives_no_model_is_explained(name, message):
     with pytest.raises(SettingError, match=message):
         build(name, (4,), 3)
+
+
+@pytest.mark.parametrize(
+    ("maker", "words"),
+    [
+        ("narrow", ["Linear cannot take inputs of shape (batch, 4), float32", "cannot be multiplied", "made for them"]),
+        ("double", ["Linear cannot take inputs of shape (batch, 4), float32", "float64: give model.float()"]),
+        ("broken", ["my_models_for_test:broken", "KeyError: 'width'"]),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--warm-start", "public", "--public", "30"]], ids=["", "warm"])
+def test_a_model_that_does_not_fit_is_explained_without_a_traceback(maker, words, more, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", inputs=rng.normal(size=(100, 4)), targets=rng.integers(0, 2, 100), classes=2)
+    data = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "50", "--batch-size", "10", *more]
+    model = ["--model", f"my_models_for_test:{maker}", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(["train", *data, *model]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="model") as caught:
+        main(["--debug", "train", *data, *model])
+    assert caught.value.__cause__ is not None

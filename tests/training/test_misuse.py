@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
@@ -35,6 +35,37 @@ def trainer(model: nn.Module | None = None, **settings: Any) -> Trainer:
         usual["sample_rate"] = 0.1
     usual |= settings
     return Trainer(model, LOSS, usual.pop("optimizer"), **usual)
+
+
+# -- what people have ------------------------------------------------------------------------------
+
+
+X, Y = records()
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32: give inputs.float\(\)"),
+        ((X.double().numpy(), Y.numpy()), r"float64.*give inputs.float\(\)"),
+        ((X, Y.int()), r"the targets of train, which have type int32.*give targets.long\(\)"),
+        ((X, Y.float()), r"the targets of train, which have type float32.*give targets.long\(\)"),
+        (DataLoader(TensorDataset(X, Y), batch_size=4), "give loader.dataset"),
+    ],
+)
+def test_records_of_another_kind_are_named_with_their_remedy_and_cost_nothing(train, words):
+    one = trainer()
+    with pytest.raises((ValueError, TypeError), match=words):
+        one.fit(train)
+    assert one.account.steps == 0
+
+
+def test_small_whole_numbers_are_targets_where_the_loss_takes_them():
+    model = nn.Linear(3, 1)
+    loss = lambda outputs, targets: (outputs.squeeze(1) - targets).square()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    more = {"sample_rate": 0.1, "expected_batch_size": 4, "noise_multiplier": 1.0, "target_delta": 1e-3, "steps": 2}
+    assert Trainer(model, loss, optimizer, progress=False, **more).fit((X, Y.int())).steps == 2
 
 
 # -- nothing leaves without noise ------------------------------------------------------------------

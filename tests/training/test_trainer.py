@@ -191,6 +191,21 @@ def test_a_non_finite_sample_equals_a_removed_one(bad):
         torch.testing.assert_close(*runs)
 
 
+def test_samples_that_are_not_finite_are_told_to_the_data_holder_and_are_no_clipped_ones():
+    x, y = data(20)
+    spoiled = x.clone()
+    spoiled[[3, 7], 2] = torch.tensor([math.nan, math.inf])
+    keep = [i for i in range(20) if i not in (3, 7)]
+    found = []
+    for inputs, targets in ((spoiled, y), (x[keep], y[keep])):
+        t = trainer(sampler=FullBatch(), sample_rate=None, noise=SeededNoise(0), max_grad_norm=1e6, steps=1)
+        found.append(t.fit((inputs, targets)).history[0])
+    assert [one["unprotected/left_out"] for one in found] == [0.1, 0.0]
+    assert [one["unprotected/batch"] for one in found] == [20, 18]
+    assert [one["unprotected/clipped"] for one in found] == [0.0, 0.0]
+    assert found[0]["unprotected/loss"] == pytest.approx(found[1]["unprotected/loss"])
+
+
 def test_a_record_that_is_left_out_equals_one_that_is_not_finite_and_is_drawn_and_paid_for_all_the_same(tmp_path):
     x, y = data()
     spoiled = x.clone()

@@ -7,7 +7,7 @@ from gnomon.accounting.composed import composed, filtered
 from gnomon.accounting.epsilon import Accountant, epsilon
 from gnomon.accounting.published import published_noise
 from gnomon.accounting.result import Epsilon
-from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
+from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, steps_of, steps_per_epoch
 from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
 from gnomon.accounting.truncated import TruncatedPoisson
 
@@ -31,4 +31,6 @@ __all__ = [
     "kappa",
     "noise_multiplier",
     "published_noise",
+    "steps_of",
+    "steps_per_epoch",
 ]

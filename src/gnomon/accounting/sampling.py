@@ -187,3 +187,22 @@ class FixedSize(Sampling):
 
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         return FullBatch().event(noise_multiplier, steps)
+
+
+def steps_per_epoch(sampler: Sampling) -> int:
+    """How many steps read about every record once: the declared number, else 1 / rate, rounded.
+
+    >>> steps_per_epoch(Poisson(0.3)), steps_per_epoch(Shuffled(40))
+    (3, 40)
+    """
+    declared: int | None = getattr(sampler, "steps_per_epoch", None)
+    return max(1, round(1 / sampler.rate)) if declared is None else declared
+
+
+def steps_of(epochs: float, sampler: Sampling) -> int:
+    """How many steps so many epochs are: whole steps an epoch first, then times the epochs, rounded.
+
+    >>> steps_of(20, Poisson(0.3))
+    60
+    """
+    return max(1, round(validate.positive("epochs", epochs) * steps_per_epoch(sampler)))

@@ -1,6 +1,6 @@
 """From the settings of a run to its records, model, method and Trainer."""
 
-from gnomon.building.method import build_method, without_foreign_settings
+from gnomon.building.method import build_method, unknown_method, without_foreign_settings
 from gnomon.building.records import is_own, public_count, records, uses_public
 from gnomon.building.trainer import CLASSES_COUNTED, build_model, build_trainer, public_only
 
@@ -13,6 +13,7 @@ __all__ = [
     "public_count",
     "public_only",
     "records",
+    "unknown_method",
     "uses_public",
     "without_foreign_settings",
 ]

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from gnomon import clipping
-from gnomon.config import TrainConfig, recipe
+from gnomon.config import FAIR, TrainConfig, recipe
 from gnomon.data import Records
 from gnomon.forms import FORMS
 from gnomon.methods import METHODS, LocalSteps, Method
@@ -106,9 +106,19 @@ def without_foreign_settings(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in foreign})
 
 
+def unknown_method(name: str, *more: str) -> SettingError:
+    """The error for a method that is none, nor one of some more names.
+
+    >>> str(unknown_method("fair"))[-56:]
+    'released with noise: use gnomon federate --method fedfdp'
+    """
+    hint = f"; {FAIR}" if name == "fair" else ""
+    return SettingError("method", name, f"one of {', '.join([*METHODS, *more])}{hint}")
+
+
 def _method_name(config: TrainConfig) -> str:
     if config.method not in METHODS:
-        raise SettingError("method", config.method, f"one of {', '.join(METHODS)}")
+        raise unknown_method(config.method)
     return config.method
 
 

@@ -26,7 +26,9 @@ def add_account(commands: Any) -> None:
     parser.add_argument("--sample-rate", type=float, required=True, metavar="Q", help="probability to join a step")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, metavar="N", help="number of noisy steps")
-    length.add_argument("--epochs", type=float, metavar="X", help="steps times sample rate")
+    length.add_argument("--epochs", type=float, metavar="X",
+                        help="passes over the data, counted as gnomon train does: 1 / sample rate is "
+                        "rounded to whole steps an epoch, then times the epochs is rounded to whole steps")  # fmt: skip
     parser.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
     parser.add_argument(
         "--accountant",
@@ -39,11 +41,13 @@ def add_account(commands: Any) -> None:
 
 
 def _account(args: argparse.Namespace) -> int:
-    from gnomon.accounting import Accountant, epsilon, noise_multiplier
-    from gnomon.validate import positive, sample_rate
+    from gnomon.accounting import Accountant, Poisson, epsilon, noise_multiplier, steps_of
+    from gnomon.validate import sample_rate
 
     rate = sample_rate("sample-rate", args.sample_rate)
-    steps = args.steps if args.steps is not None else max(1, round(positive("epochs", args.epochs) / rate))
+    steps = args.steps if args.steps is not None else steps_of(args.epochs, Poisson(rate))
+    if args.epochs is not None and not args.json:
+        print(f"steps = {steps}")
     settings: dict[str, Any] = {
         "sample_rate": rate,
         "steps": steps,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from gnomon.config import FAIR
+
 
 def add_methods(commands: Any) -> None:
     parser = commands.add_parser("methods", help="list the methods and clip rules")
@@ -19,4 +21,5 @@ def _methods(args: argparse.Namespace) -> int:
         for name, maker in table.items():
             first = (maker.__doc__ or "").strip().splitlines()[0]
             print(f"  {name:<17} {first}")
+    print(f"\n{FAIR[0].upper()}{FAIR[1:]}.")
     return 0

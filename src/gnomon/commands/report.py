@@ -34,11 +34,39 @@ def add_report(commands: Any) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     from gnomon.report import report
+    from gnomon.validate import SettingError
 
+    for folder in args.runs:
+        if not _holds(folder) and (inside := _runs_inside(folder)):
+            raise SettingError("run", str(folder), f"folders of runs, of which it has {inside}")
     path = report(args.runs, args.out, unprotected=not args.without_unprotected)
     print(f"report   {path}")
     print(f"figures  {path.with_name(f'{path.stem}-figures')}")
     return 0
+
+
+MARKS = {
+    "reproduction.json": "a reproduction",
+    "comparison.csv": "a comparison",
+    "bytes.md": "a federation",
+    "metrics.jsonl": "a training run",
+    "statement.json": "a training run",
+    "config.yaml": "a training run",
+}
+"""What tells which kind of run a folder holds, the most telling first."""
+
+
+def _holds(folder: Path) -> str:
+    """What is in a folder, in words; nothing if it is no run."""
+    return next((kind for name, kind in MARKS.items() if (folder / name).exists()), "")
+
+
+def _runs_inside(folder: Path) -> str:
+    """The folders of runs in a folder, as a list to read."""
+    if not folder.is_dir():
+        return ""
+    found = [str(one) for one in sorted(folder.iterdir()) if one.is_dir() and _holds(one)]
+    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
 
 
 def add_diagnose_flag(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +108,12 @@ def add_diagnose(commands: Any) -> None:
 
 def _diagnose(args: argparse.Namespace) -> int:
     from gnomon.diagnose.run import diagnose, summary
+    from gnomon.validate import SettingError
 
+    if (kind := _holds(args.folder)) != "a training run":
+        inside = _runs_inside(args.folder)
+        what = f"it holds {kind}" if kind else inside and f"it has {inside}"
+        raise SettingError("run", str(args.folder), "the folder of a training run" + (f": {what}" if what else ""))
     record = diagnose(args.folder, public_only=args.public_only, rank=args.rank, records=args.records)
     print(summary(record))
     print(f"\nfile  {args.folder / 'diagnosis.json'}")

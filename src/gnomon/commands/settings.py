@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar, get_args, get_type_hints
 
-from gnomon.config import RECIPES, TrainConfig, read_yaml
+from gnomon.config import FAIR, RECIPES, TrainConfig, read_yaml
 
 Settings = TypeVar("Settings", bound=TrainConfig)
 
@@ -32,12 +32,18 @@ def add_settings(
         shown = "" if field.default is None or "default" in text else shown
         groups[field.metadata["group"]].add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=kind,
+            type=_clip_rule if field.name == "clip" else kind,
             choices=field.metadata["choices"] or None,
             metavar=None if field.metadata["choices"] else {float: "X", int: "N", str: "NAME"}[kind],
             default=argparse.SUPPRESS,
             help=text + shown,
         )
+
+
+def _clip_rule(text: str) -> str:
+    if text == "fair":
+        raise argparse.ArgumentTypeError(FAIR)
+    return text
 
 
 def settings_of(args: argparse.Namespace, defaults: Callable[[str, str], Settings]) -> Settings:

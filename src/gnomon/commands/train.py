@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ def tell(run: Run) -> int:
     print(f"{claim}  {run.result.epsilon!r}")
     if (total := run.trainer.spending.total(statement.delta)) is not None:
         print(f"on these data  {total.epsilon!r}, {together(total.runs)}")
+    if left_out := _left_out(run.result.history):
+        print(f"unprotected    {100 * left_out:.2g} % of the records drawn were not finite and counted for nothing")
     for caveat in statement.caveats:
         print(f"caveat         {caveat}")
     print(f"statement      {out / 'statement.txt'}")
@@ -92,3 +95,9 @@ def tell(run: Run) -> int:
     if run.result.stopped == "interrupted" and run.trainer.spending.ledger is not None:
         print(f"to go on       gnomon resume {out}")
     return INTERRUPTED if run.result.stopped == "interrupted" else 0
+
+
+def _left_out(history: Sequence[Mapping[str, Any]]) -> float:
+    """The share of records that counted for nothing, over all epochs. Unprotected."""
+    shares = [found for record in history if (found := record.get("unprotected/left_out")) is not None]
+    return sum(shares) / len(shares) if shares else 0.0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sized
+import os
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from gnomon.data.fingerprint import CHUNK, fingerprints
 from gnomon.data.sources import Records
 from gnomon.data.sparse import CsrRecords
+
+NUMBERED = "give classes as whole numbers from 0, for example numpy.unique(targets, return_inverse=True)[1]"
 
 
 class Loader:
@@ -30,6 +33,7 @@ class Loader:
         self._counts: Tensor | None = None
         if isinstance(data, Records):
             data = (data.inputs, data.targets)
+        _refuse_lookalikes(data, name)
         self._tensors = _is_pair(data)
         if self._tensors:
             self._data: Any = tuple(pytree.tree_map_only(np.ndarray, _tensor, list(data)))
@@ -127,6 +131,8 @@ class Loader:
                     "several inputs go into a tuple or a dict in the place of the input"
                 )
             inputs, targets = default_collate(items)
+            if any(isinstance(leaf, str) for leaf in pytree.tree_leaves(targets)):
+                raise TypeError(f"{self._name} has targets of type str: {NUMBERED}")
             if not len(positions):
                 inputs, targets = pytree.tree_map(lambda t: t[:0], (inputs, targets))
         return inputs, targets
@@ -151,6 +157,41 @@ class Loader:
     def left_out(self) -> int:
         """How many records `take` leaves out. Private, if the records are."""
         return 0 if self._counts is None else int((~self._counts).sum())
+
+
+def _refuse_lookalikes(data: Any, name: str) -> None:
+    """What people hold in the place of records, each named with its remedy. Contents are never quoted."""
+    if isinstance(data, DataLoader):
+        raise TypeError(
+            f"{name} is a DataLoader: give loader.dataset; its batch size and shuffling are not used, because the "
+            "Trainer draws batches as it accounts for them"
+        )
+    if isinstance(data, str | bytes | os.PathLike):
+        raise TypeError(
+            f"{name} is a {type(data).__name__}, not records: read the file first, for example "
+            "gnomon.data.load('npz:FILE').train"
+        )
+    if isinstance(data, Mapping):
+        raise TypeError(f"{name} is a {type(data).__name__}: give a pair, (data['inputs'], data['targets'])")
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_table(data[0]):
+        for part, one in zip(("inputs", "targets"), data, strict=True):
+            _refuse_column(one, f"{name} has {part}", part)
+
+
+def _is_table(one: Any) -> bool:
+    return isinstance(one, Tensor | np.ndarray) or hasattr(one, "to_numpy")
+
+
+def _refuse_column(one: Any, has: str, part: str) -> None:
+    """Refuses a list, a column of a data frame, or an array of something else than numbers."""
+    if hasattr(one, "to_numpy"):
+        raise TypeError(f"{has} in a {type(one).__name__}: give {part}.to_numpy()")
+    if isinstance(one, np.ndarray) and one.dtype.kind not in "biufc":
+        raise TypeError(f"{has} of type {one.dtype}: {NUMBERED if part == 'targets' else 'give numbers'}")
+    if isinstance(one, list | tuple) and one and not any(isinstance(item, Tensor | np.ndarray) for item in one):
+        kind = type(one[0]).__name__
+        remedy = NUMBERED if kind == "str" else f"give torch.tensor({part})"
+        raise TypeError(f"{has} in a {type(one).__name__} of {kind}: {remedy}")
 
 
 def _tensor(array: np.ndarray) -> Tensor:

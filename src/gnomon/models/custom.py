@@ -33,7 +33,14 @@ def custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     if needed:
         allowed = f"a class that needs no argument but input_shape and classes; this one needs {', '.join(needed)}"
         raise SettingError("model", name, allowed)
-    model = make(**{key: value for key, value in offered.items() if every or key in named})
+    given = {key: value for key, value in offered.items() if every or key in named}
+    try:
+        model = make(**given)
+    except Exception as error:
+        called = ", ".join(f"{key}={value}" for key, value in given.items())
+        first = (str(error).splitlines() or [""])[0]
+        allowed = f"a class that can be made: {name}({called}) raised {type(error).__name__}: {first}"
+        raise SettingError("model", name, allowed) from error
     if not isinstance(model, nn.Module):
         raise SettingError("model", name, f"a class that makes a torch.nn.Module, not {type(model).__name__}")
     return model

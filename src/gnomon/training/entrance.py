@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gnomon.accounting import Sampling
 from gnomon.data import Loader
@@ -16,6 +17,8 @@ from gnomon.release import SecureNoise
 from gnomon.training.independence import enough, few, refuse_dependence
 from gnomon.training.refusals import refuse_batch_norm, refuse_max_norm, refuse_overlap
 from gnomon.updates import Loss
+from gnomon.updates.forward import DoesNotFit
+from gnomon.updates.trees import tensors
 
 
 class Seen(NamedTuple):
@@ -57,7 +60,6 @@ class Entrance:
     Records that also occur in `leave_out` count for nothing; `left_out` says how many there were. An `example` stands
     for the records in the check of the model where it shows enough.
 
-    >>> import torch
     >>> from gnomon.accounting import Account, FullBatch
     >>> from gnomon.methods import dp_sgd
     >>> spending = Spending(None, Account(FullBatch(), 1.0), 1)
@@ -83,9 +85,12 @@ class Entrance:
         self._checked: Seen | None = None
         self._admitted: Seen | None = None
 
-    def check(self, method: Method, loss: Loss, inputs: Any, targets: Any) -> None:
-        """Refuses a model or a loss that mixes samples, as far as these records show it."""
-        refuse_dependence(self.model, loss, method.update, inputs, targets)
+    def check(self, method: Method, loss: Loss, inputs: Any, targets: Any, name: str = "example") -> None:
+        """Refuses a model or a loss that mixes samples, as far as these records show it, or that cannot take them."""
+        try:
+            refuse_dependence(self.model, _naming(loss, name), method.update, inputs, targets)
+        except DoesNotFit as error:
+            raise DoesNotFit(f"{name} and model do not go together: {error}") from error
         if enough(inputs, targets):
             self._checked = self._now(method, loss)
 
@@ -97,7 +102,7 @@ class Entrance:
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
         if self._checked is None or not self._checked.same(self._now(method, loss)):
-            self.check(method, loss, *self._some(loader))
+            self.check(method, loss, *self._some(loader), name="train")
         used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
         self.left_out = used.left_out
         if method.public is not None:
@@ -125,3 +130,21 @@ class Entrance:
         if self.example is not None and enough(*self.example):
             return self.example
         return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
+
+
+def _naming(loss: Loss, name: str) -> Loss:
+    """The loss, with an error that names targets of a type that it may not take."""
+
+    def named(outputs: Any, targets: Any) -> Tensor:
+        try:
+            return loss(outputs, targets)
+        except RuntimeError as error:
+            kinds = [str(t.dtype).removeprefix("torch.") for t in tensors(targets) if t.dtype is not torch.int64]
+            if not kinds:
+                raise
+            raise TypeError(
+                f"the loss fails on the targets of {name}, which have type {kinds[0]}: if they are classes, "
+                "give targets.long()"
+            ) from error
+
+    return named

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 from gnomon import validate
-from gnomon.accounting import Account, Expansion, Poisson, Sampling, noise_multiplier
+from gnomon.accounting import Account, Expansion, Poisson, Sampling, noise_multiplier, steps_of, steps_per_epoch
 from gnomon.accounting.epsilon import Accountant
 
 
@@ -53,8 +53,8 @@ def plan(
     delta = validate.probability("target_delta", target_delta)
     target = None if target_epsilon is None else validate.positive("target_epsilon", target_epsilon)
     sampling = _sampling(sample_rate, sampler)
-    per_epoch = getattr(sampling, "steps_per_epoch", max(1, round(1 / sampling.rate)))
-    count = _count(epochs, steps, per_epoch)
+    per_epoch = steps_per_epoch(sampling)
+    count = _count(epochs, steps, sampling)
     _warn_of_large_delta(delta, expected_batch_size * max(per_epoch, 1 / sampling.rate))
     if sigma is not None:
         sigma = validate.non_negative("noise_multiplier", sigma)
@@ -108,12 +108,12 @@ def _sampling(sample_rate: float | None, sampler: Sampling | None) -> Sampling:
     return sampler or Poisson(validate.sample_rate("sample_rate", sample_rate))
 
 
-def _count(epochs: float | None, steps: int | None, steps_per_epoch: int) -> int:
-    if (epochs is None) == (steps is None):
-        raise validate.SettingError("epochs", epochs, "either epochs or steps")
-    if steps is not None:
+def _count(epochs: float | None, steps: int | None, sampling: Sampling) -> int:
+    if epochs is not None and steps is None:
+        return steps_of(epochs, sampling)
+    if epochs is None and steps is not None:
         return validate.whole("steps", steps)
-    return max(1, round(validate.positive("epochs", epochs) * steps_per_epoch))
+    raise validate.SettingError("epochs", epochs, "either epochs or steps")
 
 
 def _warn_of_large_delta(delta: float, records: float) -> None:

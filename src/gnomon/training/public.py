@@ -10,6 +10,7 @@ from torch import nn
 from gnomon import validate
 from gnomon.data import Loader
 from gnomon.updates import Loss, per_sample
+from gnomon.updates.forward import fitting
 from gnomon.updates.trees import call
 
 
@@ -32,6 +33,8 @@ def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 2
     criterion = per_sample(loss)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        criterion(call(model, inputs), targets).mean().backward()
+        with fitting(model, inputs):
+            outputs = call(model, inputs)
+        criterion(outputs, targets).mean().backward()
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)

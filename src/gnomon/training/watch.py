@@ -21,7 +21,8 @@ class Watch:
     """Statistics of one step, over its physical batches. None of them is protected.
 
     The incremental norm `max(0, |u_i| - C)` is how much longer than the bound an update was when it was clipped;
-    `unit` is the step size of local steps, so that methods with different steps compare.
+    `unit` is the step size of local steps, so that methods with different steps compare. A sample whose update is not
+    finite adds nothing to the step; `left_out` is the share of such samples, and nothing else counts them.
 
     >>> watch = Watch(bound=1.0)
     >>> watch.record()["unprotected/batch"]
@@ -31,24 +32,29 @@ class Watch:
     def __init__(self, bound: float, unit: float = 1.0) -> None:
         self.bound, self.unit = bound, unit
         self.losses = self.clipped = 0.0
+        self.left_out = 0
         self.beyond: list[Tensor] = []
 
     def see(self, updates: Updates, admitted: Admitted) -> None:
         """One physical batch: its updates, and what the door let in."""
-        self.losses += float(updates.losses.double().sum())
-        self.clipped += int((admitted.weights < 1).any(1).sum())
         lengths = admitted.norms.square().sum(1).sqrt()
+        counts = torch.isfinite(admitted.norms).all(1)
+        self.left_out += int((~counts).sum())
+        self.losses += float(updates.losses.double()[counts].sum())
+        self.clipped += int((admitted.weights < 1).any(1)[counts].sum())
         self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
 
     def record(self) -> Record:
         """Everything under `unprotected/`."""
         beyond = torch.cat(self.beyond) if self.beyond else torch.zeros(0)
-        count = len(beyond)
+        drawn = len(beyond)
+        count = drawn - self.left_out
         beyond = beyond[torch.isfinite(beyond)]
         found: Record = {
             "unprotected/loss": self.losses / count if count else math.nan,
             "unprotected/clipped": self.clipped / count if count else math.nan,
-            "unprotected/batch": count,
+            "unprotected/left_out": self.left_out / drawn if drawn else math.nan,
+            "unprotected/batch": drawn,
         }
         if len(beyond):
             found["unprotected/incremental/mean"] = float(beyond.mean())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gnomon.updates.forward import fitting
 from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.recorder import Key, Mark, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
@@ -78,8 +79,9 @@ def _run(model: nn.Module, inputs: Any, size: int) -> tuple[list[Mark], list[Ten
     def repeat(x: Tensor) -> Tensor:
         return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
 
-    with Recorder(model) as recorder:
-        outputs = aliased(call(model, pytree.tree_map_only(Tensor, repeat, inputs)))
+    some = pytree.tree_map_only(Tensor, repeat, inputs)
+    with fitting(model, some), Recorder(model) as recorder:
+        outputs = aliased(call(model, some))
     return recorder.marks, differentiable(outputs)
 
 

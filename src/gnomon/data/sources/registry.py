@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gnomon.data.sources.adult import adult
-from gnomon.data.sources.arrays import npz
+from gnomon.data.sources.arrays import LAYOUT, npz
 from gnomon.data.sources.cifar import cifar10
 from gnomon.data.sources.compas import compas
 from gnomon.data.sources.digits import digits
@@ -37,7 +37,12 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
     (1437, 360, 10, (1, 8, 8))
     """
     if isinstance(name, str) and (name.startswith("npz:") or name.endswith(".npz")):
-        return npz(Path(name.removeprefix("npz:")).expanduser())
+        path = Path(name.removeprefix("npz:")).expanduser()
+        if path.is_dir():  # also if the name is empty
+            raise SettingError("data", name, "npz:FILE, the path of one .npz file")
+        return npz(path)
+    if name not in _READERS and Path(str(name)).suffix:
+        raise SettingError("data", name, f"npz:FILE; {LAYOUT} (README.md, Your own data, goes from CSV to there)")
     if name not in _READERS:
         raise SettingError("data", name, f"one of {', '.join(NAMES)}, or npz:PATH for your own arrays")
     return _READERS[name](data_folder(data_dir))
