@@ -364,11 +364,11 @@ def remember(
     target_epsilons: Sequence[float] = (),
 ) -> None:
     """Leave in the folder what its results belong to, so that a report can say how to repeat them."""
-    targets = {"target_epsilons": ",".join(f"{one:g}" for one in target_epsilons)} if target_epsilons else {}
     plan = {
-        "settings": dataclasses.asdict(base) | targets,
+        "settings": dataclasses.asdict(base),
         "methods": list(methods),
         "noise_multipliers": list(levels),
+        "target_epsilons": list(target_epsilons),
         "seeds": seeds,
         "cells": [[cell.label, cell.key] for cell in cells],
         "environment": environment(),

@@ -184,7 +184,13 @@ def _of_comparison(found: ComparedRuns) -> Section:
     plan = found.plan
     command = ""
     if plan:
-        command = compare_command(plan["settings"], plan["methods"], plan["noise_multipliers"], plan["seeds"])
+        command = compare_command(
+            plan["settings"],
+            plan["methods"],
+            plan["noise_multipliers"],
+            plan["seeds"],
+            plan.get("target_epsilons", ()),
+        )
     settings: dict[str, Any] = plan.get("settings") or next(
         (cell["settings"] for cell in found.cells if "settings" in cell), {}
     )

@@ -44,15 +44,22 @@ def federate_command(config: Mapping[str, Any]) -> str:
 
 
 def compare_command(
-    config: Mapping[str, Any], methods: Sequence[str], noise_multipliers: Sequence[float], seeds: int
+    config: Mapping[str, Any],
+    methods: Sequence[str],
+    noise_multipliers: Sequence[float],
+    seeds: int,
+    target_epsilons: Sequence[float] = (),
 ) -> str:
     """`gnomon compare` with its grid and every setting that is not the default.
 
     >>> compare_command({"data": "digits", "epochs": 5.0}, ["dp-sgd", "pcdp:rank=5"], [2.0], 3)
     'gnomon compare --methods dp-sgd,pcdp:rank=5 --noise-multipliers 2 --seeds 3 --data digits --epochs 5'
     """
-    levels = ",".join(map(as_text, noise_multipliers))
-    start = ["gnomon", "compare", "--methods", ",".join(methods), "--noise-multipliers", levels, "--seeds", str(seeds)]
+    flag, values = (
+        ("--target-epsilons", target_epsilons) if target_epsilons else ("--noise-multipliers", noise_multipliers)
+    )
+    levels = ",".join(map(as_text, values))
+    start = ["gnomon", "compare", "--methods", ",".join(methods), flag, levels, "--seeds", str(seeds)]
     given = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
     return _command(start, given, recipe(_data(config)))
 
