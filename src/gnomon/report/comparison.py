@@ -99,19 +99,22 @@ def comparison_pictures(rows: Sequence[Result], cells: Sequence[dict[str, Any]])
     )
     caption = f"Accuracy against privacy, {over_seeds([row.deviation for row in rows], 'bands')}."
     made = [Picture("comparison", caption, alt, figure)]
-    levels = [row.noise_multiplier for row in rows if row.noise_multiplier is not None]
     shades = colours([row.method for row in rows])
-    if levels and cells:
-        loudest = [cell for cell in cells if cell.get("noise_multiplier") == max(levels) and cell.get("history")]
-        made += [
-            one
-            for one in (
-                _curves(loudest, shades, "validation/accuracy", 100, "learning", "test accuracy (%)"),
-                _curves(loudest, shades, "unprotected/incremental/mean", 1, "norms", "length beyond the clip bound"),
-            )
-            if one is not None
-        ]
-    return made
+    loudest = _loudest(cells)
+    curves = (
+        _curves(loudest, shades, "validation/accuracy", 100, "learning", "test accuracy (%)"),
+        _curves(loudest, shades, "unprotected/incremental/mean", 1, "norms", "length beyond the clip bound"),
+    )
+    return [*made, *(one for one in curves if one is not None)]
+
+
+def _loudest(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of each method at its highest noise, which need not be that of the others."""
+    told = [cell for cell in cells if cell.get("noise_multiplier") is not None and cell.get("history")]
+    most: dict[str, float] = {}
+    for cell in told:
+        most[cell["label"]] = max(cell["noise_multiplier"], most.get(cell["label"], 0.0))
+    return [cell for cell in told if cell["noise_multiplier"] == most[cell["label"]]]
 
 
 def _spoken(rows: Sequence[Result]) -> str:
@@ -138,7 +141,8 @@ def _curves(
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     legend(axes)
-    sigma = cells[0]["noise_multiplier"]
-    caption = f"{label[0].upper()}{label[1:]} while training, at the highest noise (multiplier {sigma:g})."
+    noises = sorted({cell["noise_multiplier"] for cell in cells})
+    span = " to ".join(dict.fromkeys(f"{noise:.3g}" for noise in (noises[0], noises[-1])))
+    caption = f"{label[0].upper()}{label[1:]} while training, at the highest noise (multiplier {span})."
     raw = key.startswith("unprotected/")
     return Picture(name, caption, f"{label} against epochs: {', '.join(said)}.", figure, raw)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import compare
-from gnomon.accounting import Shuffled, epsilon, noise_multiplier
+from gnomon.accounting import Poisson, Shuffled, epsilon, noise_multiplier, steps_of
 from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.data import load
@@ -121,8 +121,7 @@ def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) 
         if given.private is None:
             raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
         rate = given.batch_size / given.private
-        steps = max(1, round(given.epochs * max(1, round(1 / rate))))
-        return calibrated(value, rate, steps, given.target_delta)
+        return calibrated(value, rate, steps_of(given.epochs, Poisson(rate)), given.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
     return base.noise_multiplier
