@@ -263,30 +263,30 @@ def test_a_whole_run_with_too_few_canaries_for_its_batches_is_refused_at_once():
 class Shuffling(Trainer):
     """Fixed blocks of a shuffled order, claimed to be Poisson."""
 
-    def _draws(self, size):
-        return gnomon.data.positions(Shuffled(10), size, self.noise)
+    def _draws(self, loader):
+        return gnomon.data.positions(Shuffled(10), len(loader), self.noise)
 
 
 class Sticky(Trainer):
     """Every batch is used for two steps."""
 
-    def _draws(self, size):
-        inner = super()._draws(size)
+    def _draws(self, loader):
+        inner = super()._draws(loader)
         return (batch for batch in inner for _ in range(2))
 
 
 class Often(Trainer):
     """Everybody joins 5 % more often than declared."""
 
-    def _draws(self, size):
-        return gnomon.data.positions(Poisson(1.05 * self.plan.sampler.rate), size, self.noise)
+    def _draws(self, loader):
+        return gnomon.data.positions(Poisson(1.05 * self.plan.sampler.rate), len(loader), self.noise)
 
 
 class Favourite(Trainer):
     """One record is in every batch."""
 
-    def _draws(self, size):
-        inner = super()._draws(size)
+    def _draws(self, loader):
+        inner = super()._draws(loader)
         return (torch.cat([batch[batch != 0], torch.zeros(1, dtype=torch.long)]) for batch in inner)
 
 
@@ -345,22 +345,22 @@ def test_other_samplers_than_the_declared_one_are_caught(kind, what):
 class WithReplacement(Trainer):
     """Records are drawn one by one."""
 
-    def _draws(self, size):
-        return ((size * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
+    def _draws(self, loader):
+        return ((len(loader) * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
 
 
 class PoissonAllTheSame(Trainer):
     """Batches of any size, claimed to be fixed."""
 
-    def _draws(self, size):
-        return gnomon.data.positions(Poisson(0.064), size, self.noise)
+    def _draws(self, loader):
+        return gnomon.data.positions(Poisson(0.064), len(loader), self.noise)
 
 
 class FirstHalf(Trainer):
     """Half of the records never come."""
 
-    def _draws(self, size):
-        return gnomon.data.positions(self.plan.sampler, size // 2, self.noise)
+    def _draws(self, loader):
+        return gnomon.data.positions(self.plan.sampler, len(loader) // 2, self.noise)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_a_client_that_could_not_begin_a_round_takes_part_in_the_next(place, mon
             broken.setattr(client.trainer.spending, "start", locked)
         else:
             broken.setattr("gnomon.data.Loader.take", locked)
-            client.trainer.entrance.check = lambda *given: None
+            client.trainer.entrance.check = lambda *given, **named: None
         with pytest.raises(OSError, match="locked"):
             client.train(server.begin()["c0"])
         server.end()

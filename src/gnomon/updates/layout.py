@@ -80,7 +80,7 @@ def _run(model: nn.Module, inputs: Any, size: int) -> tuple[list[Mark], list[Ten
         return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
 
     some = pytree.tree_map_only(Tensor, repeat, inputs)
-    with fitting(model, some), Recorder(model) as recorder:
+    with Recorder(model) as recorder, fitting(model, some):
         outputs = aliased(call(model, some))
     return recorder.marks, differentiable(outputs)
 
