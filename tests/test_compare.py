@@ -158,18 +158,18 @@ def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):
 
 
 def test_methods_are_compared_at_given_epsilons_whatever_noise_each_needs(tmp_path, capsys):
-    settings = ["--epochs", "1", "--public", "40", "--seeds", "2", "--target-epsilon", "2,4", "--workers", "1"]
+    settings = ["--epochs", "1", "--public", "40", "--seeds", "1", "--target-epsilon", "2,4", "--workers", "1"]
     methods = "dp-sgd,dp-sgd:sampler=truncated"
     assert main(["compare", *settings, "--methods", methods, "--quiet", "--out", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0] == "| accuracy, % | epsilon 2 | epsilon 4 |"
-    assert all(line.count("±") == 2 for line in table[2:4])
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert [row["target_epsilon"] for row in rows] == ["2.0", "4.0", "2.0", "4.0", ""]
     assert len({row["noise_multiplier"] for row in rows[:4]}) == 4
     assert all(float(row["epsilon"]) <= float(row["target_epsilon"]) for row in rows[:4])
     repeat = section(read_run(tmp_path)).command
-    assert "--target-epsilons 2,4" in repeat and "--noise-multipliers" not in repeat
+    assert "--target-epsilons 2,4" in repeat
+    assert "--noise-multipliers" not in repeat
     assert main([*shlex.split(repeat)[1:], "--quiet", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == table[0]
 
