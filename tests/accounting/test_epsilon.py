@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.accounting import Epsilon, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
+from gnomon.accounting.bounds import bound
+from gnomon.accounting.run import Run
 from gnomon.validate import SettingError
 
 RUN = {"noise_multiplier": 2.0, "steps": 100, "delta": 1e-5}
@@ -174,3 +176,16 @@ def test_a_refusal_names_what_works():
 def test_bad_samplers_are_refused(bad):
     with pytest.raises(SettingError):
         bad()
+
+
+def test_a_sampler_that_somebody_may_change_is_asked_anew():
+    class Mine(Poisson):
+        """Frozen no more."""
+
+        __setattr__ = object.__setattr__
+
+    sampler = Mine(0.1)
+    run = Run(sampler, 2.0, 50, 1e-5, "add-remove")
+    before = bound("pld", run).value
+    sampler.sample_rate = 0.2
+    assert bound("pld", run).value > 1.5 * before
