@@ -135,8 +135,8 @@ def _measured(row: Row | None) -> str:
     theirs = ""
     if row["published"] is not None:
         apart = difference(row["accuracy"], row["published"])
-        theirs = f" ({three(row['published'])}{spread(row['published_std'])}; {apart})"
-    return f"**{three(row['accuracy'])}{spread(row['accuracy_std'])}** [{row['seeds']}]{theirs}"
+        theirs = f" ({three(row['published'])}{spread(row['published_std'], row['published'])}; {apart})"
+    return f"**{three(row['accuracy'])}{spread(row['accuracy_std'], row['accuracy'])}** [{row['seeds']}]{theirs}"
 
 
 def iid_tables(found: Sequence[Row]) -> list[str]:

@@ -55,7 +55,7 @@ def _table(experiment: Any, rows: list[Any]) -> Table:
     names = {line.name: named(experiment, line) for line in experiment.lines}
 
     def number(value: float | None, off: float | None) -> tuple[str, float | str]:
-        return ("–", "") if value is None else (f"{three(value)}{spread(off)}", value)
+        return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
 
     cells = [
         (

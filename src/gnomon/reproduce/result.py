@@ -215,11 +215,11 @@ def caption(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row, count: bool) -> str:
-    ours = "–" if row.measured is None else f"**{three(row.measured)}{spread(row.measured_std)}**"
+    ours = "–" if row.measured is None else f"**{three(row.measured)}{spread(row.measured_std, row.measured)}**"
     theirs = ""
     if row.published is not None:
         apart = "" if row.measured is None else f"; {difference(row.measured, row.published)}"
-        theirs = f" ({three(row.published)}{spread(row.published_std)}{apart})"
+        theirs = f" ({three(row.published)}{spread(row.published_std, row.published)}{apart})"
     return ours + theirs + (f" [{row.seeds}]" if count else "")
 
 

@@ -66,13 +66,13 @@ def three(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def spread(value: float | None) -> str:
-    """A standard deviation behind its mean; one run has none.
+def spread(value: float | None, mean: float) -> str:
+    """A standard deviation behind its mean, with as many decimals; one run has none.
 
-    >>> spread(1.54), spread(None)
-    (' ± 1.5', '')
+    >>> spread(1.54, 80.0), spread(0.02, 57.1), spread(0.0004, 0.0123), spread(None, 1.0)
+    (' ± 1.5', ' ± 0.0', ' ± 0.0004', '')
     """
-    return "" if value is None else f" ± {value:.1f}" if value >= 0.05 else f" ± {value:.2g}"
+    return "" if value is None else f" ± {value:.{_decimals(mean)}f}"
 
 
 def difference(measured: float, published: float) -> str:
@@ -83,8 +83,12 @@ def difference(measured: float, published: float) -> str:
     """
     if not math.isfinite(measured - published):
         return "–"
-    decimals = [2 - math.floor(math.log10(abs(one))) for one in (measured, published) if one]
-    return f"{measured - published:+.{max(0, *decimals, 0)}f}"
+    return f"{measured - published:+.{max(map(_decimals, (measured, published)))}f}"
+
+
+def _decimals(value: float) -> int:
+    """How many decimals three digits of a number need."""
+    return max(0, 2 - math.floor(math.log10(abs(value)))) if value and math.isfinite(value) else 0
 
 
 def with_unit(experiment: Experiment, value: float) -> str:
