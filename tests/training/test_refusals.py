@@ -13,8 +13,10 @@ from torch.nn import functional as F
 import gnomon
 from gnomon import methods
 from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, UpdateAndLoss
+from gnomon.release import SeededNoise
+from gnomon.subspaces import Moment, PublicEigenspace
 from gnomon.training import NotPrivate
-from gnomon.training.stages import refuse_mixing_rule
+from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
 from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
@@ -468,3 +470,11 @@ def test_a_model_on_a_device_without_double_precision_is_refused_by_name(monkeyp
     monkeypatch.setattr(nn.Parameter, "device", torch.device("mps"))
     with pytest.raises(ValueError, match="device = 'mps' is not allowed"):
         build(nn.Linear(4, 2))
+
+
+def test_the_library_s_own_bases_are_not_tried_on_private_records():
+    """A refusal that rounding decides would tell a server that chooses the weights who is among a site's records."""
+    public = torch.randn(12, 4), torch.arange(12) % 2
+    space = PublicEigenspace(public, 3)
+    basis = space.basis(Moment(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), 0, 1, 1, SeededNoise(0)))
+    assert refuse_mixing_basis("public", basis, None, None), "neither updates nor coordinates were looked at"

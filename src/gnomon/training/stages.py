@@ -42,8 +42,11 @@ def refuse_mixing_rule(rule: ClipRule, blocks: int, bound: float, device: torch.
 def refuse_mixing_basis(name: str, basis: Basis, updates: Updates, seen: Updates) -> bool:
     """Refuses a basis in which a sample's coordinates depend on the others of its batch.
 
-    `seen` are the coordinates of the whole batch. Says whether there were enough samples to tell.
+    `seen` are the coordinates of the whole batch. Says whether there were enough samples to tell. The library's own
+    bases are not tried: at a federated site, a server could choose weights at which rounding tells who is there.
     """
+    if type(basis).__module__.startswith("gnomon."):
+        return True
     norms = updates.norms()
     two = torch.isfinite(norms).nonzero().flatten()[:2]
     if len(two) < 2 or len(updates) == 2:
