@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon import compare, data, models, run_folder
+from gnomon import compare, compared_methods, data, models, run_folder
 from gnomon.building import records
 from gnomon.cli import main
 from gnomon.config import TrainConfig
@@ -208,16 +208,18 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
 )
 def test_a_value_may_have_a_comma(constraint):
     text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
-    methods = compare.split_methods(text)
+    methods = compared_methods.split_methods(text)
     assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
     first, _ = compare.grid(SMALL, methods, [2.0], 1)
     assert (first.config.constraint, first.config.sketch) == (constraint, 50)
-    last = compare.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
+    last = compared_methods.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
     assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
 
 
 def test_common_settings_go_to_the_methods_that_have_them():
-    compare.refuse_unheard(TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"])
+    compared_methods.refuse_unheard(
+        TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"]
+    )
     cells = compare.grid(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd", "pcdp:local-steps=4"], [2.0], 1)
     assert [cell.config.local_steps for cell in cells] == [None, 3, 4]
     compare.grid(TrainConfig(local_steps=3), ["pcdp"], [2.0], 1)  # a line of an experiment at a time

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,26 +22,20 @@ from gnomon.building import (
     public_count,
     public_only,
     records,
-    unknown_method,
     uses_public,
     without_foreign_settings,
 )
-from gnomon.building.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with
 from gnomon.cells import kept_cells, run_cells, settings_key
-from gnomon.config import TrainConfig, as_text
+from gnomon.compared_methods import PUBLIC_ONLY, settings_of_label
+from gnomon.config import TrainConfig
 from gnomon.data import Records, load
 from gnomon.diagnose import Looks
 from gnomon.environment import environment
 from gnomon.memory import keep_memory
-from gnomon.methods import METHODS
 from gnomon.report.comparison import comparison
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
 from gnomon.validate import SettingError, positive, whole
-
-PUBLIC_ONLY = "public-only"
-SEEDS = ("seed", "insecure-noise-seed")
-"""Settings that a comparison gives each of its runs."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ def grid(
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
     ['dp-sgd', 'pcdp:rank=20']
     """
-    named = [(label, *_settings(label)) for label in methods]
+    named = [(label, *settings_of_label(label)) for label in methods]
     # everybody trains on the same private records, whether a method reads the public ones or not
     public = public_count(base) if has_public(base, methods) else 0
     private = base.private or len(load(base.data, base.data_dir).train) - public
@@ -122,42 +115,6 @@ def grid(
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
                 cells.append(Cell(label, config, None if name == PUBLIC_ONLY else looks))
     return list(dict.fromkeys(cells))  # a method with its own noise is the same at every level
-
-
-def refuse_unheard(base: TrainConfig, methods: Sequence[str]) -> None:
-    """An error if a common setting reaches no method of a comparison.
-
-    Settings that only some methods have go to those. Local steps given in common are for dp-lsgd alone, so that it can
-    stand beside methods without them.
-
-    >>> refuse_unheard(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd"])
-    >>> refuse_unheard(TrainConfig(local_steps=3), ["pcdp"])
-    Traceback (most recent call last):
-    gnomon.validate.SettingError: local-steps = 3 is not allowed: give it to a method by name: write pcdp:local-steps=3
-    """
-    default, private = TrainConfig(), [label for label in methods if _settings(label)[0] != PUBLIC_ONLY]
-    for name in (*METHOD_SETTINGS, *LOCAL_SETTINGS):
-        value = getattr(base, name)
-        if value != getattr(default, name) and not any(_hears(base, label, name) for label in private):
-            raise SettingError(name.replace("_", "-"), value, _remedy(base, private, name))
-
-
-def _hears(base: TrainConfig, label: str, name: str) -> bool:
-    """Whether a method takes a setting from the common ones."""
-    method, own = _settings(label)
-    if name in {key.replace("-", "_") for key in own}:
-        return False
-    kept = without_foreign_settings(dataclasses.replace(base, method=method))
-    return bool(getattr(kept, name) == getattr(base, name))
-
-
-def _remedy(base: TrainConfig, methods: Sequence[str], name: str) -> str:
-    """How to give a setting that no method has heard."""
-    flag, able = name.replace("_", "-"), methods_with(name)
-    fitting = [one for one in (_settings(label)[0] for label in methods) if one in able]
-    if fitting:
-        return f"it to a method by name: write {fitting[0]}:{flag}={as_text(getattr(base, name))}"
-    return f"it beside a method that has it: {', '.join(able)}"
 
 
 def _levels(noise_multipliers: Sequence[float], target_epsilons: Sequence[float]) -> list[dict[str, Any]]:
@@ -180,59 +137,8 @@ def has_public(base: TrainConfig, methods: Sequence[str]) -> bool:
 
 
 def _reads_public(base: TrainConfig, label: str) -> bool:
-    name, own = _settings(label)
+    name, own = settings_of_label(label)
     return name == PUBLIC_ONLY or uses_public(dataclasses.replace(base, method=name).with_settings(own))
-
-
-def split_methods(text: str) -> list[str]:
-    """Methods in a list, where commas also separate a method's own settings.
-
-    >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
-    ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
-    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch=50,dp-sgd")
-    ['dp-comp-gd:constraint=box:-1,1,sketch=50', 'dp-sgd']
-    """
-    parts: list[str] = []
-    for item in _items(re.split("[,;]", text)):
-        if "=" in item and ":" not in item.partition("=")[0] and parts:
-            parts[-1] += f",{item}"
-        else:
-            parts.append(item)
-    return parts
-
-
-def _settings(label: str) -> tuple[str, dict[str, Any]]:
-    name, _, rest = label.partition(":")
-    if name not in METHODS and name != PUBLIC_ONLY:
-        raise unknown_method(name, PUBLIC_ONLY)
-    own: dict[str, Any] = {}
-    for item in _items(rest.split(",")):
-        key, found, value = item.partition("=")
-        if not found:
-            raise SettingError("method", label, "settings as name:key=value,key=value")
-        if key.replace("_", "-") in SEEDS:
-            raise SettingError(key, value, "--seeds instead: a comparison seeds its runs itself")
-        own[key] = int(value) if value.isdigit() else value
-    return name, own
-
-
-def _items(parts: Sequence[str]) -> list[str]:
-    """Parts of a list, where a number behind a setting is more of its value, as in constraint=box:-1,1."""
-    found: list[str] = []
-    for part in filter(None, parts):
-        if found and "=" in found[-1] and _is_number(part):
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

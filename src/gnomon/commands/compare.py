@@ -43,12 +43,12 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from gnomon import compare
+    from gnomon import compare, compared_methods
     from gnomon.cells import CellsFailed
 
     config = settings_of(args, recipe)
-    methods = compare.split_methods(args.methods)
-    compare.refuse_unheard(config, methods)
+    methods = compared_methods.split_methods(args.methods)
+    compared_methods.refuse_unheard(config, methods)
     if compare.has_public(config, methods) and compare.PUBLIC_ONLY not in methods:
         methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
     targets = _numbers("target-epsilons", args.target_epsilons)
