@@ -35,8 +35,8 @@ class TrainConfig:
 
     data: str = setting(
         "digits",
-        "digits, mnist, fashion-mnist, cifar10, adult, compas, or npz:FILE with the arrays x_train, y_train, x_test, "
-        "y_test, or inputs, targets, and classes if you declare their number",
+        "digits, mnist, fashion-mnist, cifar10, adult, compas, shakespeare, or npz:FILE with the arrays x_train, "
+        "y_train, x_test, y_test, or inputs, targets, and classes if you declare their number",
         group="data",
     )
     data_dir: str | None = setting(
@@ -50,7 +50,7 @@ class TrainConfig:
         group="data",
     )
     model: str | None = setting(
-        None, "cnn, cnn-small, lenet, mlp, resnet20, logistic, linear, or package.module:Class", group="data"
+        None, "cnn, cnn-small, lenet, mlp, resnet20, text, logistic, linear, or package.module:Class", group="data"
     )
     target_epsilon: float | None = setting(
         None,
@@ -166,8 +166,10 @@ class TrainConfig:
 
 
 IMAGES: dict[str, Any] = {"batch_size": 250, "epochs": 80.0, "max_grad_norm": 0.01, "lr": 5.0}
-RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, "cifar10": IMAGES}
-"""Defaults that differ from the general ones for some data sets: batch and clip bound of the projection papers."""
+TEXT: dict[str, Any] = {"model": "text", "batch_size": 500, "epochs": 20.0, "lr": 10.0}
+RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, "cifar10": IMAGES, "shakespeare": TEXT}
+"""Defaults that differ from the general ones for some data sets: for pictures batch and clip bound of the projection
+papers, for text a model that reads symbols."""
 
 
 SAMPLERS: dict[str, dict[str, Any]] = {

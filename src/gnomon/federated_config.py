@@ -8,7 +8,7 @@ from typing import Any
 from gnomon.config import RECIPES, TrainConfig, setting
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
-PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME or column:N"
+PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME, column:N or group"
 
 NOT_FEDERATED = frozenset(
     {"epochs", "sampler", "every", "start", "public_blocks", "optimizer", "weight_decay", "schedule", "ema_decay"}

@@ -10,6 +10,7 @@ import torch
 
 from gnomon.data.sources import NAMES, DataError, Records, load
 from gnomon.data.sources.compas import USED
+from gnomon.data.sources.shakespeare import ALPHABET
 from gnomon.validate import SettingError
 
 ADULT_LINE = (
@@ -103,6 +104,15 @@ def test_many_positions_give_records_again(index, targets):
 def test_records_need_one_target_for_each_input():
     with pytest.raises(SettingError, match=r"lengths.*\(3, 2\).*one target"):
         Records(torch.zeros(3, 1), torch.zeros(2))
+
+
+def test_records_keep_their_groups_and_need_one_for_each():
+    records = Records(torch.arange(3.0).reshape(3, 1), torch.tensor([0, 1, 2]), np.array(["a", "b", "a"]))
+    for index in (slice(1, None), torch.tensor([1, 2]), torch.tensor([False, True, True]), [1, 2], np.array([1, 2])):
+        assert records[index].groups.tolist() == ["b", "a"]
+    assert records[[]].groups.tolist() == []
+    with pytest.raises(SettingError, match=r"groups.*one group for each of 2 records"):
+        Records(torch.zeros(2, 1), torch.zeros(2), np.array(["a"]))
 
 
 # names and folders
@@ -313,7 +323,67 @@ def test_compas_without_its_columns_says_which(tmp_path):
         load("compas", tmp_path)
 
 
+# Tiny Shakespeare
+
+PLAY = """First Citizen:
+Before we proceed any further, hear me speak.
+
+All:
+Speak, speak.
+
+TITUS:
+
+
+First Citizen:
+You are all resolved rather to die than to famish?
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_speeches_are_cut_into_pieces_that_share_no_character(packed, tmp_path):
+    path = tmp_path / f"tinyshakespeare.txt{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(PLAY.encode()) if packed else PLAY.encode())
+    source = load("shakespeare", tmp_path)
+    pieces = {
+        "".join(ALPHABET[int(place)] for place in (*record, target))
+        for part in (source.train, source.test)
+        for record, target in zip(part.inputs, part.targets, strict=True)
+    }
+    assert pieces == {
+        "Before we proceed any", " further, hear me spe", "You are all resolved ", "rather to die than to",
+    }  # fmt: skip
+    assert set(source.train.groups) == {"First Citizen"}
+    assert (source.classes, source.input_shape) == (65, (20,))
+
+
+@pytest.mark.parametrize(
+    ("play", "message"),
+    [
+        ("Before we proceed any further, hear me speak.", "no line with a speaker at the head of speech 1"),
+        (PLAY + "\nAll:\nResolved. Resolved. \u2014", "the character '\u2014' in speech 5"),
+        ("All:\nSpeak, speak.", "no speech of 21 characters"),
+        ("", "no line with a speaker"),
+    ],
+)
+def test_a_text_that_is_no_such_play_is_named(play, message, tmp_path):
+    (tmp_path / "tinyshakespeare.txt").write_text(play, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"tinyshakespeare.txt has .*{message}"):
+        load("shakespeare", tmp_path)
+
+
 # a user's own arrays
+
+
+@pytest.mark.parametrize("names", [("inputs", "targets"), ("x_train", "y_train")])
+def test_own_arrays_may_say_whose_each_record_is(names, tmp_path):
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10) % 2
+    test = {} if names[0] == "inputs" else {"x_test": x, "y_test": y}
+    np.savez(tmp_path / "own.npz", **dict(zip(names, (x, y), strict=True)), **test, groups=x[:, 0])
+    train = load(str(tmp_path / "own.npz")).train
+    assert train.groups.tolist() == train.inputs[:, 0].tolist()
+    np.savez(tmp_path / "own.npz", **dict(zip(names, (x, y), strict=True)), **test, groups=x[:3, 0])
+    with pytest.raises(DataError, match=r"groups of shape \(3,\) for 10 records: store one name or number"):
+        load(str(tmp_path / "own.npz"))
 
 
 def test_own_arrays_are_read_with_their_split(tmp_path):
@@ -417,6 +487,7 @@ def test_a_truncated_or_missing_npz_is_named(tmp_path):
         ("cifar10", "cifar-10-batches-bin", 50_000, 10_000, 5000),
         ("adult", "adult", 32_561, 16_281, 7841),
         ("compas", "compas_two_years.csv.gz", 4938, 1234, 2253),
+        ("shakespeare", "tinyshakespeare.txt.gz", 36_240, 9_059, 5825),
     ],
 )
 def test_the_official_files_have_the_published_counts(name, file, train, test, ones):

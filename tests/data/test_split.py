@@ -56,6 +56,16 @@ def test_copies_of_private_or_public_records_are_passed_over(seed):
     assert len(set(positions)) == 12
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_with_no_record_to_spare_those_that_occur_once_become_public(seed):
+    records = pool([*range(20), *range(10)])  # ten occur twice, ten once
+    split = public_private(records, private=22, public=8, seed=seed)
+    assert overlap(split.private, split.public) == 0
+    assert min(split.public.inputs) >= 10
+    positions = split.private.targets.tolist() + split.public.targets.tolist()
+    assert sorted(positions) == list(range(30))
+
+
 def test_the_draw_depends_on_the_seed_alone():
     records = pool(list(range(50)))
     torch.manual_seed(1)
@@ -77,7 +87,7 @@ def test_a_split_may_have_no_public_records():
 def test_too_few_records_are_an_error_that_says_how_many_there_are():
     with pytest.raises(SettingError, match=r"private \+ public = '3 \+ 2'.*at most the 4 records"):
         public_private(pool([1, 2, 3, 4]), private=3, public=2)
-    with pytest.raises(SettingError, match=r"public = 2 .*at most 0: the other 3 candidates are copies"):
+    with pytest.raises(SettingError, match=r"public = 2 .*at most 0: all other records have copies"):
         public_private(pool([1, 1, 1, 1]), private=1, public=2)
 
 

@@ -21,7 +21,7 @@ from gnomon.data import DataError, load
 from gnomon.federated.memory import Memory
 from gnomon.federated.run import federate, resume
 from gnomon.federated.setup import build
-from gnomon.federated_config import METHODS, FederateConfig
+from gnomon.federated_config import METHODS, FederateConfig, federated_recipe
 from gnomon.ledger import Budget, Ledger
 from gnomon.validate import SettingError
 
@@ -95,6 +95,27 @@ def test_a_table_is_split_by_a_column_that_has_a_name(tmp_path):
         build(named)
 
 
+def test_speakers_are_clients_and_stay_whole(tmp_path):
+    voices = {"ROMEO": 30, "JULIET": 28, "Nurse": 20, "MERCUTIO": 12}
+    speech = "but soft what light through yonder window breaks"
+    play = "\n\n".join(f"{name}:\n{number} {speech}" for name, count in voices.items()
+                        for number in map(_in_letters, range(count)))  # fmt: skip
+    (tmp_path / "tinyshakespeare.txt").write_text(play)
+    config = dataclasses.replace(
+        federated_recipe("shakespeare"), data_dir=str(tmp_path), clients=3, partition="group", method="fedavg",
+        batch_size=16, rounds=2, noise_multiplier=3.0, insecure_noise_seed=0,
+    )  # fmt: skip
+    assert config.model == "text"
+    run = federate(config, tmp_path / "run", progress=False)
+    held = [set(client.data.groups) for client in run.federation.clients.values()]
+    assert held == [{"ROMEO"}, {"JULIET"}, {"Nurse", "MERCUTIO"}]
+    assert run.history[-1]["accepted"] == 3
+
+
+def _in_letters(number):
+    return chr(ord("a") + number // 10) + chr(ord("a") + number % 10)
+
+
 @pytest.mark.parametrize("flags", [["--insecure-noise-seed", "1"], ["--ledger", "none"]])
 def test_a_study_and_a_run_that_counts_alone_write_no_ledger(flags, tmp_path, own_ledger):
     main(["federate", "--simulate", "--noise-multiplier", "3", "--rounds", "1", "--quiet",
@@ -138,6 +159,7 @@ def test_learning_shows_on_digits(tmp_path):
         (["--partition", "column:colour"], "column:N, or a place below 64"),
         (["--partition", "column:64"], "a place below 64"),
         (["--partition", "column:0"], "clients = 5"),
+        (["--partition", "group"], "the records of digits have no groups"),
         (["--clients", "0"], "clients"),
         (["--rounds", "0"], "rounds"),
         (["--steps-per-round", "0"], "steps-per-round = 0"),

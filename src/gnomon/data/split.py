@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gnomon.data.fingerprint import fingerprints
 from gnomon.data.sources.records import Records
@@ -29,9 +31,10 @@ def public_private(records: Records, *, private: int, public: int, seed: int = 0
     """Draw `private` and `public` records at random, disjoint by position and by content.
 
     A public candidate is passed over when its inputs occur among the private records or among the
-    public ones taken before, and the next candidate takes its place. So which records become public
-    depends on the private draw: this is how an experiment splits a public benchmark. Where the private
-    records are truly secret, take public ones from elsewhere and call `check_disjoint`.
+    public ones taken before, and the next candidate takes its place. If too few are left, records that
+    occur once change places with private ones. So which records become public depends on the private
+    draw: this is how an experiment splits a public benchmark. Where the private records are truly
+    secret, take public ones from elsewhere and call `check_disjoint`.
 
     >>> from gnomon.data import overlap
     >>> pool = Records(torch.arange(10.0).reshape(10, 1), torch.arange(10))
@@ -57,8 +60,20 @@ def public_private(records: Records, *, private: int, public: int, seed: int = 0
                 taken.append(position)
         if len(taken) == public:
             return Split(secret, records[taken])
-    allowed = f"at most {len(taken)}: the other {len(order) - private - len(taken)} candidates are copies"
-    raise SettingError("public", public, f"{allowed} of private or public records")
+    return _exchanged(records, order, private, public)
+
+
+def _exchanged(records: Records, order: Tensor, private: int, public: int) -> Split:
+    """Public records that occur once in the pool, from those behind the private draw on and then from its end back."""
+    marks = fingerprints(records)
+    times = Counter(marks)
+    candidates = torch.cat([order[private:], order[:private].flip(0)])
+    alone = [position for position in candidates.tolist() if times[marks[position]] == 1]
+    if len(alone) < public:
+        raise SettingError("public", public, f"at most {len(alone)}: all other records have copies")
+    taken = torch.zeros(len(order), dtype=torch.bool)
+    taken[alone[:public]] = True
+    return Split(records[order[~taken[order]][:private]], records[alone[:public]])
 
 
 def check_disjoint(private: Records, public: Records) -> None:

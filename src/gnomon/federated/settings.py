@@ -13,7 +13,7 @@ from gnomon.federated_config import NOT_FEDERATED, PARTITIONS, FederateConfig
 from gnomon.validate import SettingError
 
 LEAST = 10
-"""A client of a split by column has at least so many records."""
+"""A client of a split by column or group has at least so many records."""
 
 
 def partition(config: FederateConfig, records: Records, source: Source) -> Partition:
@@ -36,6 +36,8 @@ def partition(config: FederateConfig, records: Records, source: Source) -> Parti
             return OneClass(float(rest or 0))
         if kind == "column" and rest:
             return ByKey(_column(rest, records, source), LEAST)
+        if kind == "group" and not rest:
+            return ByKey(_groups(records, source), LEAST)
     except SettingError:
         raise
     except (ValueError, IndexError) as error:
@@ -51,6 +53,15 @@ def _column(name: str, records: Records, source: Source) -> list[Any]:
         named = f"column:NAME with one of {', '.join(source.columns)}" if source.columns else "column:N"
         raise SettingError("partition", f"column:{name}", f"{named}, or a place below {math.prod(source.input_shape)}")
     return records.inputs.flatten(1)[:, int(name)].tolist()
+
+
+def _groups(records: Records, source: Source) -> list[Any]:
+    """Whose each record is, as the data set says."""
+    if records.groups is None:
+        why = f"the records of {source.name} have no groups (those of shakespeare have, and an .npz file with `groups`)"
+        raise SettingError("partition", "group", f"another one: {why}")
+    groups: list[Any] = records.groups.tolist()
+    return groups
 
 
 def declared(config: FederateConfig, source: Source) -> Source:

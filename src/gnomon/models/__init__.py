@@ -5,11 +5,13 @@ from gnomon.models.dense import linear, logistic, mlp
 from gnomon.models.registry import NAMES, build, default_model
 from gnomon.models.residual import ResidualBlock, resnet20
 from gnomon.models.sparse import SparseLinear
+from gnomon.models.text import Symbols, text
 
 __all__ = [
     "NAMES",
     "ResidualBlock",
     "SparseLinear",
+    "Symbols",
     "build",
     "default_model",
     "lenet",
@@ -19,4 +21,5 @@ __all__ = [
     "paper_cnn",
     "resnet20",
     "small_cnn",
+    "text",
 ]

@@ -13,6 +13,7 @@ from gnomon.models.custom import custom
 from gnomon.models.dense import linear, logistic, mlp
 from gnomon.models.residual import resnet20
 from gnomon.models.shapes import any_shape
+from gnomon.models.text import text
 from gnomon.validate import SettingError, whole
 
 _MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
@@ -21,6 +22,7 @@ _MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "lenet": lenet,
     "mlp": mlp,
     "resnet20": resnet20,
+    "text": text,
     "logistic": logistic,
     "linear": linear,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def npz(path: Path) -> Source:
 
     Inputs become float32; unsigned bytes (uint8) are divided by 255 and other numbers are not, so x_train and x_test
     must both be bytes, or neither. Labels are whole numbers from 0. The number of classes is the array `classes` when
-    the file has one. Otherwise it is read off the largest label, which makes that label public.
+    the file has one. Otherwise it is read off the largest label, which makes that label public. The array `groups`, if
+    there is one, says whose each record of x_train (or inputs) is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +45,9 @@ def npz(path: Path) -> Source:
     if all(name in stored for name in SPLIT):
         _one_scale(stored["x_train"], stored["x_test"], path)
         train, test = (_records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test"))
+        train = _grouped(train, stored, path)
     elif all(name in stored for name in WHOLE):
-        records = _records(stored, *WHOLE, classes, path)
+        records = _grouped(_records(stored, *WHOLE, classes, path), stored, path)
         train, test = holdout(records, test=len(records) // 5)
     else:
         raise DataError(path, f"has the arrays {', '.join(sorted(stored)) or 'none'}", LAYOUT)
@@ -98,6 +101,15 @@ def _records(stored: Mapping[str, NDArray[Any]], x: str, y: str, classes: int | 
         problem = f"has {len(inputs)} records in {x} and {len(labels)} labels in {y}"
         raise DataError(path, problem, "store one label for each record, and at least one record")
     return Records(inputs, labels)
+
+
+def _grouped(records: Records, stored: Mapping[str, NDArray[Any]], path: Path) -> Records:
+    """The records with the groups that the file gives them."""
+    groups = stored.get("groups")
+    if groups is not None and groups.shape != (len(records),):
+        problem = f"has groups of shape {groups.shape} for {len(records)} records"
+        raise DataError(path, problem, "store one name or number for each record of x_train (or inputs)")
+    return dataclasses.replace(records, groups=groups)
 
 
 def _inputs(values: NDArray[Any], where: str) -> Tensor:

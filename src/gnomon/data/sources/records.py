@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.validate import SettingError
@@ -29,6 +30,8 @@ class Records:
 
     inputs: Tensor  # (N, ...)
     targets: Tensor  # (N, ...)
+    groups: NDArray[Any] | None = None  # (N,)
+    """Whose each record is, where that is known: a speaker, a hospital. Training never reads it."""
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0:
@@ -37,6 +40,10 @@ class Records:
         if len(self.inputs) != len(self.targets):
             lengths = (len(self.inputs), len(self.targets))
             raise SettingError("lengths of (inputs, targets)", lengths, "one target for each input")
+        if self.groups is not None and self.groups.shape != (len(self.inputs),):
+            raise SettingError(
+                "shape of groups", self.groups.shape, f"one group for each of {len(self.inputs)} records"
+            )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -49,10 +56,11 @@ class Records:
         if isinstance(index, int | np.integer):
             return self.inputs[int(index)], self.targets[int(index)]
         if isinstance(index, slice):
-            return Records(self.inputs[index], self.targets[index])
+            return Records(self.inputs[index], self.targets[index], None if self.groups is None else self.groups[index])
         positions = torch.as_tensor(index)
         if positions.numel() == 0 and positions.dtype != torch.bool:
             positions = positions.long()  # an empty list arrives as floats
         if positions.ndim == 0:
             positions = positions.reshape(1)
-        return Records(self.inputs[positions], self.targets[positions])
+        groups = None if self.groups is None else self.groups[positions.cpu().numpy()]
+        return Records(self.inputs[positions], self.targets[positions], groups)

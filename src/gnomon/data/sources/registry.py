@@ -13,6 +13,7 @@ from gnomon.data.sources.compas import compas
 from gnomon.data.sources.digits import digits
 from gnomon.data.sources.files import data_folder
 from gnomon.data.sources.mnist import fashion_mnist, mnist
+from gnomon.data.sources.shakespeare import shakespeare
 from gnomon.data.sources.source import Source
 from gnomon.validate import SettingError
 
@@ -23,6 +24,7 @@ _READERS: dict[str, Callable[[Path], Source]] = {
     "cifar10": cifar10,
     "adult": adult,
     "compas": compas,
+    "shakespeare": shakespeare,
 }
 NAMES = tuple(_READERS)
 
