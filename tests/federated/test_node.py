@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +49,44 @@ def test_a_site_starts_flower_with_programs_of_its_own(site, monkeypatch):
     assert program.endswith("flower-supernode")
     assert 'name="north"' in command[command.index("--node-config") + 1]
     assert environment["PATH"].split(":")[0] == str(place / "state" / "programs")
-    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert {name: environment[name] for name in node.QUIET} == node.QUIET
+
+
+def test_without_the_site_s_programs_none_of_flower_s_is_found(site, monkeypatch):
+    place, flags = site
+    started = []
+    monkeypatch.setattr("os.execve", lambda *given: started.append(given))
+    main(words(flags))
+    path = started[0][2]["PATH"]
+    every = (node.CLIENT, node.SPAWNER, *node.OTHERS)
+    assert {shutil.which(name, path=path) for name in every} == {str(place / "state/programs" / name) for name in every}
+    shutil.rmtree(place / "state/programs")
+    assert [shutil.which(name, path=path) for name in every] == [None] * len(every)
+
+
+def test_a_folder_whose_programs_cannot_run_is_refused(site, monkeypatch, capsys):
+    _, flags = site
+    written = node.write_programs
+
+    def unable(*given):
+        folder = written(*given)
+        for file in folder.iterdir():
+            file.chmod(0o600)
+        return folder
+
+    monkeypatch.setattr(node, "write_programs", unable)
+    monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
+    assert main(words(flags)) == 2
+    assert "noexec" in capsys.readouterr().err
+
+
+def test_flower_s_spawner_is_passed_on_to(tmp_path):
+    real = shutil.which(node.SPAWNER, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run(
+        [node.write_programs(tmp_path, real) / node.SPAWNER, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: flower-superexec" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """A site's SuperNode that runs the installed Gnomon and no other program, whatever app the server sends.
 
 Flower hands every node the code of the app and runs it there with the node's rights, so whoever controls the server
-would read the records without passing any door. A SuperNode starts those programs by name. Here it finds, first on its
-path, programs of the site's own: `flwr-clientapp` is Flower's process around the installed client app, and every other
-kind of task ends at once.
+would read the records without passing any door. A SuperNode starts those programs by name. Here it finds programs of
+the site's own: `flwr-clientapp` is Flower's process around the installed client app, and every other kind of task ends
+at once. No folder with Flower's programs is on its path, so if those of the site are gone, nothing runs in their place.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ QUIET = {
 PROGRAMS = "programs"
 PROCESS = Path(__file__).with_name("site_process.py")
 CLIENT = "flwr-clientapp"
+SPAWNER = "flower-superexec"
+"""Flower's own program that starts the others, by their names."""
 OTHERS = ("flwr-serverapp", "flwr-simulation", "flwr-agentapp", "flwr-model", "flwr-connector")
 
 
-def write_programs(state: Path) -> Path:
-    """The folder of programs that a site's SuperNode finds first, made anew.
+def write_programs(state: Path, spawner: str = SPAWNER) -> Path:
+    """The folder of all programs of Flower that a site's SuperNode finds, made anew. `spawner` is the path of Flower's.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     programs = write_programs(Path(place))
-    ...     sorted(file.name for file in programs.iterdir())[:2]
-    ['flwr-agentapp', 'flwr-clientapp']
+    ...     sorted(file.name for file in programs.iterdir())[:3]
+    ['flower-superexec', 'flwr-agentapp', 'flwr-clientapp']
     """
     folder = state / PROGRAMS
     if folder.exists():
@@ -47,7 +49,8 @@ def write_programs(state: Path) -> Path:
     folder.mkdir(parents=True, mode=0o700)
     # by its path, without the package around it: whoever takes long to report loses the task
     ours = f'exec {shlex.quote(sys.executable)} -P {shlex.quote(str(PROCESS))} "$@"'
-    lines = {CLIENT: ours} | {name: f"echo '{name} is not run at a site' >&2; exit 1" for name in OTHERS}
+    lines = {CLIENT: ours, SPAWNER: f'exec {shlex.quote(spawner)} "$@"'}
+    lines |= {name: f"echo '{name} is not run at a site' >&2; exit 1" for name in OTHERS}
     for name, line in lines.items():
         file = folder / name
         file.write_text(f"#!/bin/sh\n{line}\n")
@@ -77,11 +80,15 @@ def supernode(
     for name, value in node.items():
         if '"' in value or "\\" in value:
             raise SettingError(name, value, "a value without quotes and backslashes: Flower cannot be told it")
-    ours = str(write_programs(Path(node["state"]).absolute()))
-    path = os.pathsep.join([ours, str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    program = shutil.which("flower-supernode", path=path)
-    if program is None:
+    places = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    program, spawner = (shutil.which(name, path=os.pathsep.join(places)) for name in ("flower-supernode", SPAWNER))
+    if program is None or spawner is None:
         raise SettingError("flower-supernode", None, "Flower beside Gnomon: pip install 'gnomon[federated]'")
+    ours = write_programs(Path(node["state"]).absolute(), spawner)
+    path = os.pathsep.join([str(ours), *(place for place in places if not _has_flower(place))])
+    if shutil.which(CLIENT, path=path) != str(ours / CLIENT):
+        allowed = "a folder from which programs may be run: its file system seems to be mounted noexec"
+        raise SettingError("state", node["state"], allowed)
     words = [
         program, "--superlink", superlink, "--root-certificates", str(root_certificates),
         "--auth-supernode-private-key", str(key),
@@ -89,6 +96,11 @@ def supernode(
     ]  # fmt: skip
     words += [] if port is None else ["--port", str(port)]
     return words, {**os.environ, **QUIET, "PATH": path}
+
+
+def _has_flower(place: str) -> bool:
+    """Whether one of the programs that a site replaces is in a folder; an empty name is the current one."""
+    return any((Path(place) / name).exists() for name in (CLIENT, SPAWNER, *OTHERS))
 
 
 def _known_flower() -> None:
