@@ -598,3 +598,4 @@ def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkey
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["accepted"] for row in rows] == [1, 1, 1]
     assert "(1 run, 6 steps reserved" in (tmp_path / "state" / "statement.txt").read_text()
+    assert "rounds: 3\n" in (tmp_path / "out" / "config.yaml").read_text(), "the statement vouches for this file"

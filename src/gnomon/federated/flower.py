@@ -242,7 +242,7 @@ def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float |
         history = kept.restore(config, federation)
     else:
         folder = RunFolder(out)
-        folder.write("config.yaml", config.to_yaml().encode())
+    folder.write("config.yaml", config.to_yaml().encode())  # what may change, such as more rounds, is the latest
     exchange = Noted(OverFlower(grid, sites, deadline, patience), out / ANSWERED)
     exchange.tell(server)
     go(config, federation, folder, history, False, exchange)
