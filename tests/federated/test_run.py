@@ -52,6 +52,15 @@ def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys)
     assert "NOT protected" in (out / "statement.txt").read_text()
 
 
+def test_ten_rounds_on_digits_with_all_defaults_show_their_progress_and_leave_a_page(tmp_path, capsys):
+    flags = ["--data", "digits", "--clients", "5", "--method", "fedpcdp", "--rounds", "10"]
+    assert main(["federate", "--simulate", *flags, "--out", str(tmp_path / "run"), "--ledger", "none"]) == 0
+    shown = capsys.readouterr()
+    assert "10/10" in shown.err, "the progress bar"
+    assert "epsilon = 1.000" in shown.out
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client_that_paid_the_most(
     tmp_path, own_ledger, capsys
 ):
