@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -172,8 +173,10 @@ class Late(nn.Module):
         lambda m, x: m.memory.add_(1),
         lambda m, x: m.register_buffer("new", x.sum(0)),
         lambda m, x: m.frozen.copy_(x.sum(0)),
+        lambda m, x: m.frozen.data.copy_(x.sum(0)),
+        lambda m, x: m.layer.weight.data.add_(x.sum(0)),
     ],
-    ids=["in place", "another", "behind the version", "counter", "new", "frozen parameter"],
+    ids=["in place", "another", "behind the version", "counter", "new", "frozen", "frozen, behind it", "weight"],
 )
 def test_what_a_step_writes_into_the_model_is_refused_before_its_release(write):
     one = trainer(Late(write), sample_rate=0.9)
@@ -181,11 +184,81 @@ def test_what_a_step_writes_into_the_model_is_refused_before_its_release(write):
     one.step(*next(batches))
     one.model.late = True
     weights = one.model.layer.weight.detach().clone()
-    with pytest.raises(NotPrivate, match=r"memory|new|frozen"):
+    with pytest.raises(NotPrivate, match=r"memory|new|frozen|weight"):
         one.step(*next(batches))
     assert one.account.steps == 1
     assert torch.equal(weights, one.model.layer.weight)
-    assert one.model.memory.tolist() == [0, 0, 0]
+    assert one.model.memory.tolist() == one.model.frozen.tolist() == [0, 0, 0]
+
+
+def test_what_a_step_writes_into_a_large_parameter_behind_its_version_is_refused():
+    one = trainer(Late(lambda m, x: m.large.data[5].add_(x[0, 0])), sample_rate=0.9)
+    one.model.large = nn.Parameter(torch.randn(2**14 + 1), requires_grad=False)
+    batches = one.batches(records())
+    one.step(*next(batches))
+    one.model.late = True
+    with pytest.raises(NotPrivate, match="large"):
+        one.step(*next(batches))
+
+
+def test_a_parameter_that_is_not_a_number_is_no_reason_to_stop():
+    one = trainer(Late(lambda m, x: None))
+    one.model.frozen.data.fill_(math.nan)
+    assert one.fit(records()).steps == 10
+
+
+def test_a_part_of_the_model_called_loss_and_the_loss_are_two():
+    class Own(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
+
+    model = Own()
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([3.0, 4.0]), reduction="none")
+    one = Trainer(
+        model, loss, torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.1, expected_batch_size=4,
+        noise_multiplier=1.0, target_delta=1e-3, steps=3, progress=False,
+    )  # fmt: skip
+    assert one.fit(records()).steps == 3
+    assert model.loss.weight.tolist() == [1, 2]
+    assert loss.weight.tolist() == [3, 4]
+
+
+def test_a_loss_that_fails_for_another_reason_than_the_type_of_targets_says_its_own():
+    model = nn.Linear(3, 1)
+    one = Trainer(
+        model, lambda outputs, targets: nn.functional.binary_cross_entropy(outputs[:, 0], targets, reduction="none"),
+        torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.1, expected_batch_size=4, noise_multiplier=1.0,
+        target_delta=1e-3, steps=3, progress=False,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        one.fit((10 * X, Y.float()))
+
+
+class Packed(nn.Module):
+    """Sequences with their lengths, as recurrent layers of torch like them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.lstm(packed)[1][0][0]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 2)), torch.full((40, 2), 12),
+         r"int64.*outside a table of the model such as nn.Embedding: give a larger table"),
+        (Packed(), (torch.randn(40, 5, 3), torch.full((40,), 5)), "LSTM got a PackedSequence: give padded sequences"),
+    ],
+    ids=["token", "packed"],
+)  # fmt: skip
+def test_inputs_that_a_layer_cannot_take_are_told_the_remedy(model, inputs, words):
+    with pytest.raises(ValueError, match=words):
+        trainer(model).fit((inputs, Y))
 
 
 def test_a_buffer_that_is_written_to_and_stays_the_same_is_no_reason_to_stop():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from gnomon.accounting import Sampling
 from gnomon.data import Loader
@@ -133,14 +134,21 @@ class Entrance:
 
 
 def _naming(loss: Loss, name: str) -> Loss:
-    """The loss, with an error that names targets of a type that it may not take."""
+    """The loss, with an error that names targets of a type that it does not take where it takes whole numbers."""
+
+    def takes_whole(outputs: Any, targets: Any) -> bool:
+        try:
+            loss(outputs, pytree.tree_map_only(Tensor, Tensor.long, targets))
+        except Exception:  # then the type is not what it fails on
+            return False
+        return True
 
     def named(outputs: Any, targets: Any) -> Tensor:
         try:
             return loss(outputs, targets)
         except RuntimeError as error:
             kinds = [str(t.dtype).removeprefix("torch.") for t in tensors(targets) if t.dtype is not torch.int64]
-            if not kinds:
+            if not kinds or not takes_whole(outputs, targets):
                 raise
             raise TypeError(
                 f"the loss fails on the targets of {name}, which have type {kinds[0]}: if they are classes, "

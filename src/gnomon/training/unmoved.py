@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gnomon.updates.untouched import Place, buffers, parameters_of, same
+
 SMALL = 2**14
-"""Buffers up to this size are compared by value in every step: some operations write without leaving a sign."""
+"""Tensors up to this size are compared by value in every step: some operations write without leaving a sign."""
 
 
 class Kept(NamedTuple):
-    """A buffer, the count of writes to it, and what it held."""
+    """A tensor, the count of writes to it, and what it held: a copy, or of a large parameter two sums."""
 
     tensor: Tensor
     version: int
-    copy: Tensor
+    held: Tensor
 
 
 class Unmoved:
@@ -38,43 +40,51 @@ class Unmoved:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = dict(modules)
-        self._buffers: dict[str, Kept] = {}
-        self._parameters: dict[str, tuple[int, int]] = {}
+        self._buffers: dict[Place, Kept] = {}
+        self._parameters: dict[Place, Kept] = {}
 
     def note(self) -> None:
         """Everything as it is now."""
         kept, self._buffers = self._buffers, {}
-        for name, value in self._named_buffers():
-            old = kept.get(name)
+        for place, value in buffers(self.modules):
+            old = kept.get(place)
             if old is None or _written(old, value) or value.numel() <= SMALL:
                 old = Kept(value, _version(value), value.detach().clone())
-            self._buffers[name] = old
-        self._parameters = {name: (id(p), _version(p)) for name, p in self._named_parameters()}
+            self._buffers[place] = old
+        self._parameters = {place: Kept(p, _version(p), _trace(p)) for place, p in parameters_of(self.modules)}
 
     def changed(self) -> str | None:
         """The name of what differs now, if anything does."""
-        for name, value in self._named_buffers():
-            if name not in self._buffers or _differs(self._buffers[name], value):
-                return name
-        for name, p in self._named_parameters():
-            if self._parameters.get(name) != (id(p), _version(p)):
-                return name
+        for place, value in buffers(self.modules):
+            if place not in self._buffers or _differs(self._buffers[place], value):
+                return str(place)
+        for place, p in parameters_of(self.modules):
+            old = self._parameters.get(place)
+            if old is None or _written(old, p) or not same(old.held, _trace(p)):
+                return str(place)
         return None
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts the buffers back."""
-        for name, value in self._named_buffers():
-            if name in self._buffers and self._buffers[name].copy.shape == value.shape:
-                value.copy_(self._buffers[name].copy)
+        """Puts back the buffers, and the parameters that were copied."""
+        for place, value in buffers(self.modules):
+            if place in self._buffers and self._buffers[place].held.shape == value.shape:
+                value.copy_(self._buffers[place].held)
+        for place, p in parameters_of(self.modules):
+            old = self._parameters.get(place)
+            if old is not None and p.numel() <= SMALL and not same(old.held, p):
+                p.copy_(old.held)
 
-    def _named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for prefix, module in self.modules.items():
-            yield from module.named_buffers(prefix)
 
-    def _named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for prefix, module in self.modules.items():
-            yield from module.named_parameters(prefix)
+def _trace(parameter: Tensor) -> Tensor:
+    """A copy of a small parameter; of a large one its sum and that of its squares."""
+    value = parameter.detach()
+    if value.numel() <= SMALL:
+        return value.clone()
+    value = torch.view_as_real(value) if value.is_complex() else value
+    total = value.sum(dtype=torch.float64)
+    squares = torch.linalg.vector_norm(value, dtype=torch.float64) if value.is_floating_point() else total
+    return torch.stack([total, squares])
 
 
 def _version(value: Tensor) -> int:
@@ -88,4 +98,4 @@ def _written(kept: Kept, value: Tensor) -> bool:
 def _differs(kept: Kept, value: Tensor) -> bool:
     if not _written(kept, value) and value.numel() > SMALL:
         return False
-    return kept.copy.dtype is not value.dtype or not torch.equal(kept.copy, value)
+    return not same(kept.held, value)

@@ -37,7 +37,7 @@ shapes cannot be multiplied (5x4 and 3x2)): give a model that is made for them
         held = ", ".join(f"shape {_shape(t)}, {_name(t.dtype)}" for t in tensors(inputs)[:4]) or type(inputs).__name__
         raise DoesNotFit(
             f"the model {type(model).__name__} cannot take inputs of {held} ({_said(model, inputs, error)}): "
-            f"{_remedy(model, inputs)}"
+            f"{_remedy(model, inputs, error)}"
         ) from error
 
 
@@ -55,7 +55,9 @@ def _said(model: nn.Module, inputs: Any, error: Exception) -> str:
     return f"{kind}; its text may quote a record"
 
 
-def _remedy(model: nn.Module, inputs: Any) -> str:
+def _remedy(model: nn.Module, inputs: Any, error: Exception) -> str:
+    if isinstance(error, IndexError) and any(not t.is_floating_point() for t in tensors(inputs)):
+        return "if they are indices, one lies outside a table of the model such as nn.Embedding: give a larger table"
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     given = next((t.dtype for t in tensors(inputs)), own)
     if given == own:

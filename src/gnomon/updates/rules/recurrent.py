@@ -40,7 +40,7 @@ _CELLS: dict[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _plain, "RNN_
 def recurrent(module: nn.RNNBase, tap: Tap, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
     """The same value as `module.forward` for padded sequences."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{type(module).__name__} got a {type(x).__name__}: give padded sequences, a tensor")
+        raise ValueError(f"{type(module).__name__} got a {type(x).__name__}: give padded sequences, a tensor")
     if x.dim() != 3:
         raise ValueError(f"{type(module).__name__} needs a batch: give three dimensions, not {x.dim()}")
     x = x.transpose(0, 1) if module.batch_first else x  # (T, B, in)
