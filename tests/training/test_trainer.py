@@ -329,6 +329,24 @@ def test_scores_of_training_records_are_marked_as_unprotected():
     assert not any("Scores" in note for note in other.statement().caveats)
 
 
+def test_other_people_with_the_same_few_features_are_no_training_records():
+    x = torch.randint(0, 2, (400, 4), generator=torch.Generator().manual_seed(0)).float()
+    y = (x.sum(1) > 2).long()
+    for kept in (slice(300), slice(0, None, 2)):
+        held = slice(300, None) if kept.step is None else slice(1, None, 2)
+        t = trainer(steps=4)
+        assert "validation/accuracy" in t.fit((x[kept], y[kept]), (x[held], y[held])).history[-1]
+        assert not any("Scores" in note for note in t.statement().caveats)
+
+
+def test_scores_of_training_records_are_not_forgotten_by_a_later_fit():
+    x, y = data()
+    t = trainer(steps=4)
+    t.fit((x, y), (x, y), on_epoch=lambda record: os.kill(os.getpid(), signal.SIGINT))
+    assert "validation/accuracy" in t.fit((x, y), (x + 1, y)).history[-1]
+    assert any("Scores" in note for note in t.statement().caveats)
+
+
 def test_history_has_epsilon_and_validation_and_marks_what_is_unprotected():
     t = trainer(steps=4)
     result = t.fit(data(), validation=data(10))

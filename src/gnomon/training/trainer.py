@@ -154,7 +154,8 @@ class Trainer:
         self._known_rule: ClipRule | None = None
         self._known_basis: type[Basis] | None = AmbientBasis
         self._unmoved: tuple[Loss, Unmoved] | None = None
-        self._scored_members = False
+        self._scores_members = False  # in the fit that runs
+        self._scored_members = False  # ever
         self._drawn = 0
         self._sequence: Draws | None = None
         self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
@@ -279,7 +280,8 @@ class Trainer:
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
             Loader(validation, "validation").take(torch.tensor([0]))  # what cannot be read is named before it costs
-            self._scored_members = of_members(validation, train)
+            self._scores_members = of_members(validation, train)
+            self._scored_members |= self._scores_members
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -484,7 +486,7 @@ class Trainer:
         if validation is not None:
             scored = self.model if self.average is None else self.average
             scores = evaluate(scored, self.loss, validation)
-            place = "unprotected/validation" if self._scored_members else "validation"
+            place = "unprotected/validation" if self._scores_members else "validation"
             record |= {f"{place}/{name}": value for name, value in scores.items()}
         return record
 
