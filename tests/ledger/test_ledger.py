@@ -627,6 +627,14 @@ def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
     assert [_steps(stated, ledger.run(run)).right for stated in (33, 32, 17, 16)] == [False, True, True, False]
 
 
+def test_a_run_that_stopped_inside_a_larger_block_is_right(tmp_path):
+    ledger = Ledger(tmp_path / "large.sqlite", block=64)
+    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=200)
+    ledger.reserve(run)
+    ledger.reserve(run)
+    assert [_steps(stated, ledger.run(run)).right for stated in (129, 128, 84, 64)] == [False, True, True, False]
+
+
 def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):
     budget = ["ledger", "budget", "digits", "--epsilon", "0.001"]
     assert main(budget) == 2

@@ -56,6 +56,8 @@ class LedgerRun:
     time: str
     reserved: int = 0
     open: bool = True
+    last: int = 0
+    """The steps of its last reservation, of which a stopped run may have left some."""
 
     def account(self, steps: int | None = None) -> Account:
         """The run as an account, by default of the steps that it has reserved."""
@@ -105,6 +107,7 @@ class State:
 
     def _steps(self, time: str, run: str, steps: int) -> None:
         self.runs[run].reserved += validate.whole("steps", steps)
+        self.runs[run].last = steps
 
     def _close(self, time: str, run: str) -> None:
         self.runs[run].open = False
