@@ -196,6 +196,16 @@ def test_methods_may_carry_settings_of_their_own():
         compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
 
 
+def test_the_budget_of_a_run_whose_settings_are_taken_ends_no_run_at_a_noise_level():
+    (cell,) = compare.grid(dataclasses.replace(SMALL, target_epsilon=1.0), ["dp-sgd"], [5.0], 1)
+    assert (cell.config.noise_multiplier, cell.config.target_epsilon) == (5.0, None)
+
+
+def test_a_method_with_its_own_noise_is_one_cell_whatever_the_budgets():
+    (cell,) = compare.grid(SMALL, ["dp-sgd:noise-multiplier=3"], [], 1, target_epsilons=[1.0, 3.0])
+    assert (cell.config.noise_multiplier, cell.config.target_epsilon) == (3.0, None)
+
+
 def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
     cells = compare.grid(SMALL, ["dp-sgd:noise-multiplier=3", "dp-sgd", "dp-sgd"], [2.0, 8.0], 2)
     counts = Counter((cell.label, cell.config.noise_multiplier) for cell in cells)

@@ -103,13 +103,17 @@ def grid(
     private = base.private or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
-    base = dataclasses.replace(base, private=private, public=public, dataset_size=base.dataset_size or private)
+    base = dataclasses.replace(
+        base, private=private, public=public, dataset_size=base.dataset_size or private, target_epsilon=None
+    )
     every = _levels(noise_multipliers, target_epsilons)
     cells = []
     for label, name, own in named:
         for level in [{"noise_multiplier": None}] if name == PUBLIC_ONLY else every:
             for seed in range(whole("seeds", seeds)):
                 settings = level | {"seed": seed, "insecure_noise_seed": seed} | own
+                if "noise-multiplier" in own or "noise_multiplier" in own:
+                    settings |= {"target_epsilon": own.get("target-epsilon", own.get("target_epsilon"))}
                 method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
                 build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
