@@ -99,6 +99,15 @@ def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
     assert all(set(one) <= {"step", "epoch", *looks.keep} for one in seen)
 
 
+def test_looks_see_the_basis_of_their_own_step(tmp_path):
+    base = TrainConfig(epochs=2.0, public=40, rank=10.0)
+    looks = Looks(times=2, records=50, keep=("unprotected/energy/of",))
+    (cell,) = compare.grid(base, ["pcdp:start=1"], [2.0], 1, looks)
+    (found,) = compare.run([cell], tmp_path, progress=False)
+    seen = [one["unprotected/energy/of"] for one in found["diagnostics"]]
+    assert seen == ["diagnosis", "method"], "the method projects from the second epoch on"
+
+
 def test_a_name_that_no_look_finds_is_refused(tmp_path):
     (cell,) = compare.grid(TrainConfig(epochs=1.0), ["dp-sgd"], [2.0], 1, Looks(keep=("unprotected/spectra",)))
     with pytest.raises(CellsFailed, match="unprotected/spectrum"):

@@ -53,10 +53,10 @@ class Looks:
         diagnostics = Diagnostics(found.append, records=min(self.records, GRAM), shown=self.shown)
 
         def observe(view: View) -> None:
-            if view.moment.step not in due:
-                return
-            record = diagnostics.record(look(trainer, *sample))
             step = view.moment.step
+            if step not in due:
+                return
+            record = diagnostics.record(look(trainer, *sample, step=step))
             found.append({"step": step, "epoch": step / view.moment.steps_per_epoch, **self._kept(record)})
 
         trainer.observers += (observe,)

@@ -68,11 +68,14 @@ def beside(trainer: Trainer, public: Any) -> Any:
     return public if trainer.method.public is None and len(public) else None
 
 
-def look(trainer: Trainer, inputs: Any, targets: Any) -> View:
-    """What a step on these records would look like, without taking it: nothing is charged or released. Private."""
+def look(trainer: Trainer, inputs: Any, targets: Any, *, step: int | None = None) -> View:
+    """What a step on these records would look like, without taking it: nothing is charged or released. Private.
+
+    Without a number it is the step after the last one that is planned.
+    """
     moment, method = trainer.moment(), trainer.method
     # a new basis may need public randomness, and must not take it from the run's
-    moment = dataclasses.replace(moment, step=trainer.plan.steps, randomness=SecureNoise())
+    moment = dataclasses.replace(moment, step=trainer.plan.steps if step is None else step, randomness=SecureNoise())
     basis = method.subspace.basis(moment)
     updates = method.update(moment.model, moment.loss, inputs, targets)
     seen = basis.coordinates(updates) if method.project == "before" else updates
