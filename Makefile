@@ -65,6 +65,7 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/subspaces.py
 	$(BIN)/python benchmarks/local.py
+	$(BIN)/python benchmarks/diagnose.py
 
 # All that docs/results.md reports. It goes on from the finished cells in experiments/results: stop it and start it again
 # at will. One that fails does not stop the others. Short runs (FAST=--fast) stay apart, in runs.
@@ -72,7 +73,15 @@ EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/reproduce/experiments/*
 RESULTS ?= $(if $(FAST),runs/reproduce,experiments/results)
 SHORT_STEPS := $(if $(FAST),--private 2000 --epochs 1 --epsilons 2 --seeds 1)
 
-experiments: $(STAMP)
+# CIFAR-10 may lie there in packed form, with a script beside it that writes all data sets in their official ones.
+PACKED := $(wildcard $(GNOMON_DATA)/unpack.py)
+CIFAR := $(if $(PACKED),data/cifar-10-batches-bin/batches.meta.txt)
+
+data/cifar-10-batches-bin/batches.meta.txt: | $(STAMP)
+	$(BIN)/python $(PACKED) data
+
+experiments: export GNOMON_DATA := $(if $(PACKED),$(abspath data),$(GNOMON_DATA))
+experiments: $(STAMP) $(CIFAR)
 	export OMP_NUM_THREADS=1; failed=; for name in $(EXPERIMENTS); do \
 	  case $$name in \
 	    federated) $(BIN)/python experiments/federated.py $(FAST) --out $(RESULTS)/federated ;; \

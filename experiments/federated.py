@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -178,7 +179,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cells", type=split, default=["*"], help="only STUDY/METHOD@SIGMA that match, * is anything")
     parser.add_argument("--pfa", action="store_true", help="also PFA in the IID table, last")
-    parser.add_argument("--workers", type=int, default=1, help="processes, one thread each")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one thread each")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tables", action="store_true", help="run nothing; write tables of what is there")
     parser.add_argument("--out", type=Path, default=Path("runs/federated"))

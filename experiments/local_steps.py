@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--epsilons", type=lambda text: [float(x) for x in text.split(",")], default=[2.0, 1.0])
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/local-steps"))
     args = parser.parse_args()
     rows = study(args)

@@ -30,7 +30,16 @@ def experiments(tmp_path):
 
     def run(*settings):
         (tmp_path / "calls").write_text("")
-        words = ["make", "-s", "-C", str(ROOT), "experiments", f"BIN={tmp_path}", f"STAMP={tmp_path / 'stamp'}"]
+        words = [
+            "make",
+            "-s",
+            "-C",
+            str(ROOT),
+            "experiments",
+            f"BIN={tmp_path}",
+            f"STAMP={tmp_path / 'stamp'}",
+            "CIFAR=",
+        ]
         found = subprocess.run([*words, *settings], capture_output=True, text=True, check=False)
         return found, (tmp_path / "calls").read_text().splitlines()
 
@@ -50,6 +59,17 @@ def test_everything_that_is_listed_runs_and_goes_on_from_the_kept_cells(experime
         ["make", "-n", "-C", str(ROOT), "experiments"], capture_output=True, text=True, check=True
     ).stdout
     assert all(f" {name} " in text.replace(";", " ") for name in [*available(), *ELSEWHERE])
+
+
+def test_packed_pictures_are_unpacked_first_and_read_from_there(tmp_path):
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    (tmp_path / "unpack.py").touch()
+    words = ["make", "-n", "-C", str(ROOT), "experiments", "EXPERIMENTS=pcdp-table4"]
+    text = subprocess.run([*words, "-B", f"GNOMON_DATA={tmp_path}"], capture_output=True, text=True, check=True).stdout
+    assert f"python {tmp_path / 'unpack.py'} data" in text
+    plain = subprocess.run([*words, f"GNOMON_DATA={tmp_path / 'none'}"], capture_output=True, text=True, check=True)
+    assert "unpack.py" not in plain.stdout
 
 
 def test_short_runs_stay_apart(experiments):

@@ -1,0 +1,58 @@
+"""What looking inside training costs: a look in units of a step, and as a share of training at the default interval.
+
+    python benchmarks/diagnose.py [--steps 40]
+
+CPU time of one thread on the paper's network, batches of 250 and 100 public records. Records are random numbers: time
+does not depend on them. Steps with and without a look take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+from gnomon import Trainer
+from gnomon.diagnose import Diagnostics
+from gnomon.diagnose.observer import EVERY
+from gnomon.methods import Method, dp_sgd, pcdp
+from gnomon.models import paper_cnn
+
+
+def measure(name: str, method: Method, public: tuple[torch.Tensor, torch.Tensor], steps: int) -> str:
+    model = paper_cnn((1, 28, 28), 10)
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), method=method,
+        max_grad_norm=0.01, sample_rate=0.025, expected_batch_size=250, noise_multiplier=4.0, target_delta=1e-5,
+        steps=2 * steps + 2, progress=False, observers=[Diagnostics(lambda record: None, every=2, public=public)],
+    )  # fmt: skip
+    data = (torch.randn(10_000, 1, 28, 28), torch.randint(0, 10, (10_000,)))
+    spent = [0.0, 0.0]
+    started = time.process_time()
+    for number, (inputs, targets) in enumerate(trainer.batches(data)):
+        trainer.step(inputs, targets)
+        now = time.process_time()
+        if number > 1:  # the first two check the model
+            spent[number % 2] += now - started
+        started = now
+    watched, plain = spent
+    look = (watched - plain) / plain
+    return f"| {name} | {1000 * plain / steps:.1f} | {look:.2f} | {100 * look / EVERY:.1f} % |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    public = (torch.randn(100, 1, 28, 28), torch.arange(100) % 10)
+    print(f"| method | ms of CPU a step | a look, in steps | of training, every {EVERY} steps |\n|---|---|---|---|")
+    for name, method in {"DP-SGD": dp_sgd(), "PCDP-SGD, rank 100": pcdp(public, rank=100)}.items():
+        print(measure(name, method, public, args.steps))
+
+
+if __name__ == "__main__":
+    main()
