@@ -1,8 +1,9 @@
-"""Every test gets a ledger of its own: none may write into the ledger of whoever runs them."""
+"""Every test gets a ledger of its own, and none may reach another machine."""
 
 from __future__ import annotations
 
 import signal
+import socket
 
 import pytest
 
@@ -19,3 +20,19 @@ def interruptible():
     """Started in the background, a shell leaves Ctrl-C ignored; the tests of Ctrl-C need it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loopback_alone():
+    """No test of this process connects to an address outside this machine."""
+    plain = socket.socket.connect
+
+    def connect(self, address):
+        host = address[0] if isinstance(address, tuple) else "localhost"  # a path is on this machine
+        if host not in ("localhost", "::1") and not str(host).startswith("127."):
+            pytest.fail(f"a test connects to {host}")
+        return plain(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        yield

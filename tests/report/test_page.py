@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -27,10 +28,13 @@ from gnomon.report.picture import blank
 from gnomon.report.read import read_run
 from gnomon.report.repeat import run_command
 from gnomon.report.words import guess, promise
+from gnomon.reproduce import read_experiment
+from gnomon.reproduce.run import done_rows, write
 from gnomon.runs import train
 from gnomon.validate import SettingError
 from tests.report.browser import CHROMIUM, WHY_NOT, Browser
 
+KEPT = Path(__file__).parents[2] / "experiments/results"
 STATEMENT = {
     "epsilon": 1.0, "delta": 1e-5, "unit": "one record", "adjacency": "add-remove", "sampler": "Poisson q = 0.1",
     "accountant": "PLD", "noise_multiplier": 13.18, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "steps": 1234,
@@ -452,14 +456,21 @@ def pages(tmp_path_factory):
     place = tmp_path_factory.mktemp("pages")
     run = folder_of_a_run(place / "run", STATEMENT | {"ledger": LEDGER}, audit=AUDIT)
     compared = folder_of_a_comparison(place / "compared")
+    table = read_experiment("pcdp-table3")
+    write(table, done_rows(table, KEPT), place / "table")
+    watched = place / "watched"
+    train(TrainConfig(method="pcdp", public=40, rank=10.0, epochs=2.0, noise_multiplier=5.0), watched, progress=False)
+    assert main(["diagnose", str(watched)]) == 0
     return {
+        "table": report([place / "table"]),
+        "watched": report([watched]),
         "run": report([run]),
         "compared": report([compared]),
         "both": report([run, run, compared], place / "b.html"),
     }
 
 
-@pytest.mark.parametrize("which", ["run", "compared", "both"])
+@pytest.mark.parametrize("which", ["run", "compared", "both", "table", "watched"])
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (390, False), (390, True)])
 def test_a_page_opens_without_complaint_fits_the_screen_and_is_legible(browser, pages, which, width, dark):
     browser.complaints.clear()

@@ -16,6 +16,7 @@ import yaml
 from gnomon import __version__, compare, run_folder
 from gnomon.accounting import epsilon
 from gnomon.cli import main
+from gnomon.data import DataError, load
 from gnomon.report import report
 from gnomon.report.read import Reproduction
 from gnomon.report.reproduction import of_reproduction
@@ -460,6 +461,31 @@ def test_the_command_lists_runs_and_names_mistakes(tmp_path, capsys):
     assert "DP-SGD@5" in capsys.readouterr().err
     assert main(["reproduce", "pcdp-table2", "--fast", "--data-dir", "/nowhere", "--out", out]) == 2
     assert "/nowhere" in capsys.readouterr().err
+
+
+def test_the_list_names_every_experiment_with_its_runs(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    for name in available():
+        assert re.search(rf"^{name} .*\({read_experiment(name).runs} runs?\)$", listed, re.MULTILINE)
+    assert "experiments/federated.py" in listed
+
+
+@pytest.mark.data
+def test_a_table_of_the_package_runs_shortened_on_real_records(tmp_path, capsys):
+    try:
+        load("mnist")
+    except DataError as error:
+        pytest.skip(f"needs MNIST in the folder that GNOMON_DATA names ({error})")
+    path = tmp_path / "short.yaml"
+    path.write_text("like: pcdp-table2\nseeds: 1\nvalues: [6, 22]\nsettings: {private: 1000, epochs: 0.5}\n")
+    assert main(["reproduce", str(path), "--out", str(tmp_path / "out"), "--workers", "1", "--quiet"]) == 0
+    table = capsys.readouterr().out
+    experiment = read_experiment("pcdp-table2")
+    for line in experiment.lines:
+        assert re.search(rf"^\| {re.escape(line.name)} \| \*\*[\d.]+\*\*.*\| \*\*[\d.]+\*\*", table, re.MULTILINE)
+    assert "(91.9 ± 0.6;" in table
+    assert (tmp_path / "out/short/result.png").exists()
 
 
 def test_a_setting_that_a_method_does_not_have_is_refused_before_anything_runs(tmp_path):
