@@ -44,7 +44,7 @@ def progress() -> str:
             lines.append(f"| `{name}` | {experiment.title} | {caption(experiment, rows)} |")
         else:
             none.append(name)
-    return "\n".join([*lines, "", f"Not run at full length (tests run them short): {', '.join(none)}.", ""])
+    return "\n".join([*lines, "", f"Not run at full length: {', '.join(none)}.", ""])
 
 
 def federated_rows() -> list[federated_tables.Row]:

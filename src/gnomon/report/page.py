@@ -221,7 +221,7 @@ def _of_comparison(found: ComparedRuns) -> Section:
 
 
 def _rows(rows: Sequence[ComparedRow]) -> Table:
-    heads = ("method", "noise multiplier", "epsilon", "accuracy, %", "± over seeds", "seeds", "seconds a run")
+    heads = ("method", "noise multiplier", "epsilon", "accuracy, %", "± over seeds, points", "seeds", "seconds a run")
     cells = [
         (
             (row.method, row.method),
