@@ -70,11 +70,15 @@ MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
     "projections-fashion.png": ("pcdp-table3", MAIN_LINES),
     "dp-lsgd-figure1.png": ("dp-lsgd-figure1", ()),
     "pcdp-appendix-figure1.png": ("pcdp-appendix-figure1", ()),
+    "pcdp-appendix-figure4.png": ("pcdp-appendix-figure4", ()),
+    "pcdp-appendix-figure5.png": ("pcdp-appendix-figure5", ()),
     "pcdp-figure2.png": ("pcdp-figure2", ()),
     "pdp-figure1.png": ("pdp-figure1", ()),
+    "pdp-figure2.png": ("pdp-figure2", ()),
     "pdp-figure3-mnist.png": ("pdp-figure3-mnist", ()),
     "pdp-figure3-fashion.png": ("pdp-figure3-fashion", ()),
     "pdp-figure7.png": ("pdp-figure7", ()),
+    "pdp-figure8.png": ("pdp-figure8", ()),
 }
 """By file, the experiment whose picture it is and the lines that it shows, or () for all."""
 
