@@ -82,7 +82,7 @@ class Descent:
                 step[name] = step[name] + value
         optimizer.zero_grad(set_to_none=True)  # whatever a backward pass of somebody else left
         for name, value in step.items():
-            parameters[name].grad = value
+            parameters[name].grad = value.to(parameters[name].dtype)  # coordinates have one type, parameters may differ
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.accounting import epsilon
-from gnomon.clipping import Automatic, Fair, Flat, UpdateAndLoss, for_losses
+from gnomon.clipping import Automatic, EmbeddingAndResidual, Fair, Flat, UpdateAndLoss, for_losses
 from gnomon.clipping.rules import total
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces.basis import in_coordinates
@@ -83,3 +83,10 @@ def test_one_release_of_both_costs_what_the_joint_multiplier_says():
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):
         Fair(**settings)
+
+
+def test_the_fair_rule_counts_inside_two_parts_of_an_update():
+    rule = for_losses(EmbeddingAndResidual(0.5, Fair(0.5, 1.0)), torch.tensor([0.0, 5.0]))
+    norms = torch.full((2, 3), 0.01, dtype=torch.float64)
+    low, high = rule.weights(norms, 1.0)
+    assert (high > low).all()

@@ -475,3 +475,35 @@ def test_the_length_of_coordinates_covers_their_rounding(size, per_tensor):
     leaf = next(iter(seen.leaves.values()))  # all coordinates, or those of the weight
     length = lengths(Updates({"seen": leaf}, seen.losses))[0, 0]
     assert float((leaf.dense().to(D) - true).norm()) <= 0.1 * float(length)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda public: pcdp(public, 3),
+        lambda public: pcdp(public, 3, per_tensor=True),
+        lambda public: pdp(public, 3),
+        lambda public: rpcdp(4),
+        lambda public: rpcdp(4, per_tensor=True),
+        lambda public: rsdp(0.3),
+    ],
+)
+def test_a_model_of_two_precisions_takes_a_step(make):
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3).double()
+
+        def forward(self, x):
+            return self.head(self.body(x).tanh().double())
+
+    torch.manual_seed(0)
+    model = Two()
+    public = torch.randn(9, 6), torch.randint(0, 3, (9,))
+    trainer = gnomon.Trainer(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=0.1), method=make(public), max_grad_norm=1.0,
+        sample_rate=0.5, expected_batch_size=6, noise_multiplier=1.0, target_delta=1e-5, steps=2, progress=False,
+    )  # fmt: skip
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer.fit((torch.randn(12, 6), torch.randint(0, 3, (12,))))
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

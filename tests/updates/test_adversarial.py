@@ -568,3 +568,106 @@ def test_a_layer_that_runs_without_gradients_has_none():
 def test_a_parameter_beside_a_recurrent_layer_works():
     model = model_of(lambda s, x: s.r(x + s.p)[0], r=nn.GRU(4, 5, batch_first=True), p=parameter(3, 4))
     assert right(model.to(D), torch.randn(B, 3, 4, dtype=D))
+
+
+# -- order, precision, and what hides them ---------------------------------------------------------
+
+
+class Sorted(nn.Module):
+    """Sorts its batch by length for a recurrent layer, and puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gru, self.head = nn.Embedding(9, 3), nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = (x != 0).sum(1).argsort(descending=True, stable=True)
+        seen, _ = self.gru(self.table(x)[order])
+        return self.head(seen[:, -1][order.argsort()])
+
+
+def test_a_model_that_reorders_its_batch_is_refused_where_it_does():
+    tokens = torch.randint(1, 9, (6, 5), generator=torch.Generator().manual_seed(0))
+    model = Sorted()
+    whole = gradients(model, squares, tokens, None)  # all of one length: nothing moves
+    torch.testing.assert_close(whole.dense(), loop(model, squares, tokens, None))
+    tokens[1, 3:] = 0
+    with pytest.raises(ValueError, match=r"module '\w+' has the samples of a batch in another order"):
+        gradients(model, squares, tokens, None)
+
+
+class Last(nn.Module):
+    """The state at each sequence's own end: an index that keeps the order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        seen, _ = self.gru(x)
+        return self.head(seen[torch.arange(len(x)), lengths - 1])
+
+
+def test_an_index_that_keeps_the_order_of_samples_is_fine():
+    torch.manual_seed(0)
+    inputs = (torch.randn(6, 5, 3), torch.tensor([5, 3, 1, 5, 2, 4]))
+    model = Last()
+    torch.testing.assert_close(gradients(model, squares, inputs, None).dense(), loop(model, squares, inputs, None))
+
+
+class Coarse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = self.layer(x)
+        return found.float()
+
+
+def test_autocast_inside_a_model_is_refused():
+    with pytest.raises(TypeError, match=r"module 'layer' computes in bfloat16.*autocast"):
+        gradients(Coarse(), squares, torch.randn(4, 3), None)
+
+
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / weight.std((1, 2, 3), keepdim=True)
+        return super()._conv_forward(input, weight, bias)
+
+
+def test_a_convolution_that_changes_its_weight_on_the_way_has_the_gradient_of_its_own():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Standardised(2, 3, 3), nn.Flatten()).double(), torch.randn(4, 2, 5, 5, dtype=D)
+    torch.testing.assert_close(gradients(model, squares, x, None).dense(), loop(model, squares, x, None))
+
+
+def test_outputs_in_which_no_tensor_can_be_found_are_named():
+    @dataclasses.dataclass
+    class Out:
+        logits: torch.Tensor
+
+    class Wrapped(nn.Linear):
+        def forward(self, input):
+            return Out(super().forward(input))
+
+    with pytest.raises(TypeError, match="returns a Out, in which no tensor can be found"):
+        gradients(Wrapped(3, 2), lambda out, _: out.logits.sum(1), torch.randn(4, 3), None)
+
+
+def test_products_are_exact_whatever_the_user_has_set():
+    seen = []
+
+    class Looking(nn.Linear):
+        def forward(self, input):
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            return super().forward(input)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        gradients(Looking(3, 2), squares, torch.randn(4, 3), None)
+        assert set(seen) == {("highest", False)}
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -156,6 +156,11 @@ class EmbeddingAndResidual:
     @property
     def scales(self) -> tuple[float, float]:
         return 0.5**0.5, 0.5**0.5 / self.residual
+
+    def given(self, losses: Tensor) -> ClipRule:
+        """The rule, its inner one told the losses if it asks for them."""
+        told = getattr(self.inner, "given", None)
+        return self if told is None else replace(self, inner=told(losses))
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         first = self.inner.weights(norms[:, :1], bound) * self.scales[0]

@@ -135,7 +135,9 @@ class TensorBases:
     def __init__(self, public: Updates, mixings: Mapping[str, Tensor | None]) -> None:
         self.public, self.mixings = public, mixings
         self.like = {
-            name: public.losses.new_zeros(public.leaves[name].shape.numel() if mixing is None else mixing.shape[1])
+            name: public.leaves[name].like.new_zeros(
+                public.leaves[name].shape.numel() if mixing is None else mixing.shape[1]
+            )
             for name, mixing in mixings.items()
         }
 
@@ -182,7 +184,7 @@ def tensor_bases(public: Updates, rank: float) -> TensorBases:
     mixings: dict[str, Tensor | None] = {}
     for name, leaf in public.leaves.items():
         small = rank >= 1 and leaf.shape.numel() <= rank
-        mixings[name] = None if small else mixing(leaf.self_gram(), rank, public.losses.dtype)
+        mixings[name] = None if small else mixing(leaf.self_gram(), rank, leaf.like.dtype)
     return TensorBases(public, mixings)
 
 

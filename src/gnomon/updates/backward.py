@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gnomon.updates.fallback import vmapped
-from gnomon.updates.graph import node, parameters_used
+from gnomon.updates.graph import may_reorder, node, parameters_used
 from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
@@ -45,6 +45,7 @@ def backward(
     with torch.enable_grad(), Recorder(model, skip=found.outside, own=own) as recorder:
         outputs = aliased(call(model, inputs))
     marks, carried = recorder.marks, differentiable(outputs)
+    _refuse_hidden(outputs)
     _refuse_other_path(model, found, marks, carried, size)
     with torch.enable_grad():
         losses = checked(per_sample(loss)(outputs, targets), size)
@@ -52,7 +53,13 @@ def backward(
         edges = [edge for mark in marks for edge in mark.edges] + [get_gradient_edge(out) for out in carried]
         grads: list[Tensor | None] = [None] * len(edges)
         if losses.requires_grad and edges:
-            grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+            doubtful = size > 1 and may_reorder(map(node, carried))
+            grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=doubtful))
+            if doubtful:
+                factors = _unlike_factors(losses)
+                scaled = torch.autograd.grad((factors * losses).sum(), edges, allow_unused=True)
+                _refuse_other_order(found, marks, grads, scaled, factors)
+    _refuse_coarse(marks, grads)
     _refuse_shared_outputs(found.outputs, grads[len(grads) - len(carried) :])
     with torch.no_grad():
         leaves = _leaves(model, inputs, found, marks, carried, grads, kept)
@@ -148,6 +155,59 @@ def _refuse_other_path(model: nn.Module, found: Layout, marks: list[Mark], carri
     if not (same and used_outside(model, marks, carried, found.covered) <= found.outside):
         forget(model)
         raise OtherPath
+
+
+def _refuse_hidden(outputs: Any) -> None:
+    """Tensors in an object that pytree cannot open would look as if the loss read the parameters itself."""
+    if not tensors(outputs):
+        raise TypeError(
+            f"the model returns a {type(outputs).__name__}, in which no tensor can be found: return a tensor, a tuple "
+            "or a dict, or register the type with torch.utils._pytree"
+        )
+
+
+def _unlike_factors(losses: Tensor) -> Tensor:
+    """A factor between 1 and 2 for each sample, far from those of its neighbours."""
+    golden = 0.6180339887498949
+    places = torch.arange(1, len(losses) + 1, dtype=torch.float64, device=losses.device)
+    return (1 + (golden * places).frac()).to(losses.dtype)
+
+
+def _refuse_other_order(
+    found: Layout, marks: list[Mark], grads: Sequence[Tensor | None], scaled: Sequence[Tensor | None], factors: Tensor
+) -> None:
+    """A sample's row in a layer must be that of its loss: with losses times a factor each, it grows by its own."""
+    place = 0
+    for mark in marks:
+        dims = found.batch[mark.key][len(mark.inputs) :]
+        for dim in dims:
+            one, other = grads[place], scaled[place]
+            place += 1
+            if one is None or other is None or dim is None:
+                continue
+            rows, grown = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
+            own = torch.linalg.vector_norm(rows, dim=1)
+            apart = torch.linalg.vector_norm(grown - factors.double()[:, None] * rows, dim=1)
+            if bool((apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum()).any()):
+                raise ValueError(
+                    f"module '{mark.key[0]}' has the samples of a batch in another order than the losses, so nobody "
+                    "could tell whose update is whose: let the model keep the order of its inputs (sort records "
+                    "beforehand, or give padded sequences)"
+                )
+
+
+def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
+    """What layers see and get back must be as precise as the parameters: autocast may be on inside the model."""
+    place = 0
+    for mark in marks:
+        mine = [grad for grad in grads[place : place + len(mark.edges)] if grad is not None]
+        place += len(mark.edges)
+        for tensor in (*mark.inputs, *mine) if mine else ():
+            if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+                raise TypeError(
+                    f"module '{mark.key[0]}' computes in {str(tensor.dtype).removeprefix('torch.')}: per-sample "
+                    "updates need float32 or float64; leave out autocast and .half() inside the model"
+                )
 
 
 def _refuse_shared_outputs(dims: tuple[int | None, ...], grads: list[Tensor | None]) -> None:

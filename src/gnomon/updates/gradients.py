@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from gnomon.updates.backward import backward
+from gnomon.updates.exact import exact_products
 from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf
 from gnomon.updates.losses import Loss
 from gnomon.updates.trees import tensors
@@ -29,6 +30,7 @@ class Kept:
         return kept
 
 
+@exact_products()
 def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
     """Each sample's gradient of its own loss, for every trainable parameter.
 

@@ -13,6 +13,31 @@ def node(tensor: Tensor) -> Node:
     return get_gradient_edge(tensor).node
 
 
+REORDERS = ("Index", "Gather", "Take", "Sort", "Topk", "Scatter", "MaskedSelect", "MaskedScatter")
+"""Beginnings of the names of operations that can put samples into an order that depends on what they hold."""
+
+
+def may_reorder(starts: Iterable[Node]) -> bool:
+    """Whether such an operation lies on the way back from some nodes.
+
+    >>> import torch
+    >>> x = torch.ones(3, 2, requires_grad=True)
+    >>> may_reorder([node(2 * x)]), may_reorder([node(x[torch.tensor([2, 0, 1])])])
+    (False, True)
+    """
+    waiting = list(starts)
+    seen = set(waiting)
+    while waiting:
+        current = waiting.pop()
+        if current.name().startswith(REORDERS):
+            return True
+        for following, _ in current.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
 def parameters_used(
     starts: Iterable[Node],
     names: Mapping[nn.Parameter, str],

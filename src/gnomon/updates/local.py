@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from gnomon.updates.backward import backward, trainable_parameters
 from gnomon.updates.drift import LocalDescent, descend
+from gnomon.updates.exact import exact_products
 from gnomon.updates.fallback import explained
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.leaves import Dense, Leaf
@@ -22,6 +23,7 @@ COPY_BYTES = 256 * 2**20
 """How much memory the copies of the model may take where they cannot be avoided."""
 
 
+@exact_products()
 def local_sgd(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, steps: int, lr: float, momentum: float = 0.0
 ) -> Updates:

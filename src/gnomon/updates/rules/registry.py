@@ -130,8 +130,12 @@ def forward_rule(*types: type[nn.Module], applies: Callable[[Any], bool] = lambd
     return register
 
 
+FORWARD = ("forward", "_conv_forward", "_apply_instance_norm")
+"""The methods in which torch's modules compute; some hand over to another one, which people override as well."""
+
+
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a module, or None. A subclass that changes `forward` does not inherit one.
+    """The rule of a module, or None. A subclass that computes otherwise does not inherit one.
 
     >>> find_rule(nn.Linear(2, 2)) is not None, find_rule(nn.PReLU()) is None
     (True, True)
@@ -141,7 +145,7 @@ def find_rule(module: nn.Module) -> Rule | None:
     for kind in type(module).__mro__:
         if kind in _rules:
             found = _rules[kind]
-            same = getattr(type(module), "forward", None) is getattr(kind, "forward", None)
+            same = all(getattr(type(module), name, None) is getattr(kind, name, None) for name in FORWARD)
             return found if same and found.applies(module) else None
     return None
 
