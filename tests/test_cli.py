@@ -27,6 +27,7 @@ from gnomon.cli import main
 from gnomon.config import TrainConfig
 from gnomon.data import load
 from gnomon.ledger import Ledger
+from gnomon.run_folder import claimed
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
 
@@ -421,3 +422,32 @@ def test_a_sampler_that_does_not_fit_the_records_leaves_the_earlier_run_alone(tm
     assert main([*SHORT, *wrong]) == 2
     assert "dataset_size = 1000" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_an_error_that_nobody_foresaw_is_no_refuted_claim(monkeypatch, capsys):
+    def broken(*_, **__):
+        raise KeyError("head")
+
+    monkeypatch.setattr("gnomon.accounting.epsilon", broken)
+    words = ["account", "--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "3200"]
+    assert main(words) == 2
+    assert "gnomon: error: KeyError: 'head' (gnomon --debug shows where)" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        main(["--debug", *words])
+
+
+def test_all_accountants_are_those_that_can_answer(capsys):
+    words = ["account", "--noise-multiplier", "10", "--sample-rate", "0.025", "--steps", "100", "--accountant", "all"]
+    assert main([*words, "--adjacency", "replace-one"]) == 0
+    some = capsys.readouterr().out.splitlines()
+    assert main(words) == 0
+    assert 0 < len(some) < len(capsys.readouterr().out.splitlines())
+    assert main([*words[:-1], "rdp", "--adjacency", "replace-one"]) == 2
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with claimed("digits") as one, claimed("digits") as other:
+        assert one != other
+    assert main(["train", "--epochs", "0", "--quiet"]) == 2
+    assert sorted(tmp_path.glob("runs/*")) == sorted(tmp_path / path for path in (one, other)), "an error leaves none"

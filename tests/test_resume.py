@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -161,3 +162,38 @@ def test_a_killed_run_goes_on_and_nothing_is_forgotten(tmp_path, own_ledger):
         RunFolder.append = real
     assert again.result.steps == run.reserved + 3
     assert [row["step"] for row in lines(out)][-3:] == [run.reserved + k for k in (1, 2, 3)]
+
+
+def test_a_model_that_could_not_be_written_at_the_end_is_not_lost(tmp_path, monkeypatch, capsys):
+    out, real = tmp_path / "run", RunFolder.write
+
+    def write(self, name, content):
+        if name == "model.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, name, content)
+
+    monkeypatch.setattr(RunFolder, "write", write)
+    ledger = ["--ledger", str(tmp_path / "ledger.sqlite")]
+    assert main([*RUN, "--out", str(out), *ledger, "--checkpoint-every", "4"]) == 2
+    monkeypatch.setattr(RunFolder, "write", real)
+    rows = lines(out)
+    capsys.readouterr()
+    assert main(["resume", str(out), *ledger, "--quiet"]) == 0
+    statement = json.loads((out / "statement.json").read_text())
+    assert statement["steps"] == 6
+    assert any("Resumed at step 6: 0 more" in caveat for caveat in statement["caveats"]), "all steps are in the model"
+    again = lines(out)
+    assert again[: len(rows)] == rows
+    assert again[-1]["step"] == 6
+    assert again[-1]["validation/accuracy"] == rows[-1]["validation/accuracy"]
+
+
+def test_a_resumed_run_with_no_step_left_scores_the_model_that_it_has(stopped, tmp_path, capsys):
+    """Its six steps were one block: all are paid for, two were taken."""
+    before = lines(stopped)
+    assert main(["resume", str(stopped), "--ledger", str(tmp_path / "ledger.sqlite"), "--quiet"]) == 0
+    after = lines(stopped)
+    assert len(after) == len(before) + 1
+    assert after[-1]["step"] == 6
+    assert after[-1]["validation/accuracy"] == before[-1]["validation/accuracy"], "the model of the second step"
+    assert f"test accuracy  {100 * after[-1]['validation/accuracy']:.1f} %" in capsys.readouterr().out

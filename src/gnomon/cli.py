@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"gnomon: error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:  # not 1, which would refute a claim
+        if args.debug:
+            raise
+        told = (str(error).splitlines() or [""])[0]
+        print(f"gnomon: error: {type(error).__name__}: {told} (gnomon --debug shows where)", file=sys.stderr)
+        return 2
 
 
 def _parser() -> Parser:

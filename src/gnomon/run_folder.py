@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,34 @@ def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
         raise OSError(error.errno, said, str(path)) from None
 
 
+@contextmanager
+def claimed(stem: str, place: Path = Path("runs")) -> Iterator[Path]:
+    """A new folder named after the time, for this process alone; taken away again if an error leaves it empty.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as where, claimed("digits", Path(where)) as one:
+    ...     with claimed("digits", Path(where)) as other:
+    ...         one != other, one.is_dir()
+    (True, True)
+    """
+    start = place / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    for number in itertools.count(1):
+        path = start if number == 1 else start.with_name(f"{start.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
+        break
+    try:
+        yield path
+    except BaseException:
+        with suppress(OSError):
+            path.rmdir()
+        raise
+
+
 class RunFolder:
     """A new folder for a run, or, with `again`, that of a run which goes on.
 
@@ -89,7 +120,8 @@ class RunFolder:
             raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _clear(path)
+            if overwrite:
+                _clear(path)
         except OSError as error:
             raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
 

@@ -124,8 +124,11 @@ def complete(
         alone = {"public records": len(split.public), **plain(public_only(config, source, split.public))}
         folder.write("public-only.json", json.dumps(alone, indent=2).encode())
     result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep, evaluate_every=config.evaluate_every)
-    if result.stopped == "interrupted" and resumable:
+    if resumable:  # also when it is finished: what follows may fail, and steps are paid for
         save_checkpoint(trainer, folder.path, **notes)
+    if began and not result.history:  # all steps were reserved: the last row is of a model that is lost
+        result.history.append(trainer.record(source.test))
+        tell(result.history[-1])
     result.history[:0] = history
     final = trainer.model if trainer.average is None else trainer.average.module
     folder.write("model.safetensors", safetensors_bytes(untied(final.state_dict()), {"format": "pt"}))

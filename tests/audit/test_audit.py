@@ -28,6 +28,7 @@ from gnomon.audit import (
     probe_loss,
     sampling,
 )
+from gnomon.audit.onerun import tossed
 from gnomon.audit.sampling import _poisson
 from gnomon.audit.target import NoNoise
 from gnomon.cli import main
@@ -472,3 +473,8 @@ def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, t
     assert "values that are no numbers" in str(report)
     audit_scores(report, tmp_path / "audit.png")
     assert (tmp_path / "audit.png").exists()
+
+
+def test_more_canaries_than_declared_records_are_refused_at_once():
+    with pytest.raises(SettingError, match=r"whole_run = 100.*fewer.*20 records are declared"):
+        tossed(TruncatedPoisson(0.1, 10, 20), 100)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson
+from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.data import Loader, Records, positions
+from gnomon.data.sampling import check_size
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -73,3 +75,18 @@ def test_an_empty_batch_keeps_its_shape():
         inputs, targets = Loader(data).take(none)
         assert inputs.shape == (0, 2)
         assert targets.shape == (0,)
+
+
+def test_fewer_records_than_declared_need_a_largest_batch_above_the_declared_mean():
+    check_size(TruncatedPoisson(0.01, 256, 10_000), 5_000)
+    check_size(TruncatedPoisson(0.01, 256, 100_000), 100_000)
+    with pytest.raises(SettingError, match=r"max_batch_size = 256.*at least 1000.*declare the 5000 there are"):
+        check_size(TruncatedPoisson(0.01, 256, 100_000), 5_000)
+
+
+def test_more_records_cost_each_of_them_more_up_to_that_mean():
+    spent = [
+        float(epsilon(noise_multiplier=1.0, sampler=TruncatedPoisson(0.1, 50, size), steps=20, delta=1e-6))
+        for size in (100, 200, 300, 400, 450, 500)
+    ]
+    assert all(more >= 0.999 * less for less, more in itertools.pairwise(spent))

@@ -100,3 +100,14 @@ def test_sizes_that_make_no_sense_are_refused(private, public):
 def test_shared_records_are_counted_in_the_error():
     with pytest.raises(ValueError, match="2 of 3 public records occur in the private set: remove them"):
         check_disjoint(pool([1, 2, 3]), pool([2, 3, 4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float64, torch.float16])
+def test_a_copy_in_another_type_is_still_found(dtype):
+    inputs = torch.tensor([[0, 1], [200, 3], [7, 7]])
+    assert overlap(Records(inputs.float(), torch.zeros(3)), Records(inputs.to(dtype), torch.zeros(3))) == 3
+
+
+def test_numbers_that_float32_cannot_hold_are_told_apart():
+    inputs = torch.tensor([[2**24], [2**24 + 1], [-(2**40)], [-(2**40) - 1]])
+    assert len(set(fingerprints(Records(inputs, torch.zeros(4))))) == 4

@@ -435,8 +435,10 @@ def test_settings_declared_beforehand_pay_the_tight_price(ledger):
     ledger.set_budget(dataset, Budget(between, DELTA))
     with pytest.raises(SettingError):
         ledger.open(dataset, account, 1)
+    assert ledger.total(dataset, DELTA).counted == total.epsilon
     ledger.set_budget(dataset, Budget(between, DELTA, declared=True))
     ledger.open(dataset, account, 1)
+    assert ledger.total(dataset, DELTA).counted == total.declared, "what stands beside that budget"
 
 
 @pytest.mark.parametrize(("epsilon_", "delta"), [(0.0, DELTA), (float("nan"), DELTA), (1.0, 0.0), (1.0, 1.0)])

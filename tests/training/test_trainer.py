@@ -512,3 +512,10 @@ def test_validation_items_that_are_no_pairs_are_named_before_anything_is_spent()
     with pytest.raises(TypeError, match="items of validation"):
         t.fit((x, y), validation=torch.utils.data.TensorDataset(x, y, y))
     assert t.account.steps == 0
+
+
+def test_a_small_epsilon_is_not_written_as_zero():
+    t = trainer(steps=4, noise_multiplier=5e4, target_delta=1e-9)
+    t.fit(data())
+    assert 0 < t.epsilon() < 5e-4
+    assert "epsilon = 0.000" not in t.statement().text()

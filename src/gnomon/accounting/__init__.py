@@ -6,7 +6,7 @@ from gnomon.accounting.calibrate import noise_multiplier
 from gnomon.accounting.composed import composed, filtered
 from gnomon.accounting.epsilon import Accountant, epsilon
 from gnomon.accounting.published import published_noise
-from gnomon.accounting.result import Epsilon
+from gnomon.accounting.result import Epsilon, digits
 from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, steps_of, steps_per_epoch
 from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
 from gnomon.accounting.truncated import TruncatedPoisson
@@ -26,6 +26,7 @@ __all__ = [
     "Shuffled",
     "TruncatedPoisson",
     "composed",
+    "digits",
     "epsilon",
     "filtered",
     "kappa",

@@ -7,6 +7,17 @@ from typing import Any, Self
 from gnomon.accounting.adjacency import Adjacency
 
 
+def digits(epsilon: float | None) -> str:
+    """An epsilon as people read it: three decimals, more where it is so small that they would say zero.
+
+    >>> digits(1.0), digits(0.00042), digits(None)
+    ('1.000', '0.00042', 'infinite')
+    """
+    if epsilon is None or epsilon == float("inf"):
+        return "infinite"
+    return f"{float(epsilon):.3f}" if epsilon == 0 or 0.01 <= epsilon < 1e6 else f"{float(epsilon):.3g}"
+
+
 class Epsilon(float):
     """A float that carries the rest of the statement: delta, adjacency, sampling and accountant.
 
@@ -51,10 +62,9 @@ class Epsilon(float):
 
     def describe(self) -> str:
         """The whole statement on one line."""
-        value = f"{float(self):.3f}" if float(self) == 0 or 0.01 <= self < 1e6 else f"{float(self):.3g}"
         claim = "" if self.guarantee else "; not a guarantee"
         return (
-            f"epsilon = {value} at delta = {self.delta:.6g} "
+            f"epsilon = {digits(self)} at delta = {self.delta:.6g} "
             f"({self.adjacency}, {self.sampler}, {self.accountant}{claim})"
         )
 

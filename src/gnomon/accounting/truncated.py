@@ -15,8 +15,10 @@ class TruncatedPoisson(Sampling):
     """Poisson sampling; a batch above `max_batch_size` is cut to a random subset of that size.
 
     A record that joins a full batch pushes another one out, so such a step can move the sum by 2 instead of 1
-    (arXiv:2508.15089). `dataset_size` is declared and public, and counts the record in question: the
-    guarantee is for the neighbours of `dataset_size` records.
+    (arXiv:2508.15089). `dataset_size` is declared and public, and counts the record in question: the guarantee is for
+    the neighbours of `dataset_size` records. It holds for fewer, too, while `max_batch_size` is not below their mean
+    batch: full batches are then rarer with fewer records. A run with fewer records and a smaller largest batch is
+    refused.
 
     >>> TruncatedPoisson(256 / 60000, max_batch_size=352, dataset_size=60000).name
     'truncated Poisson q = 0.00426667, at most 352 of 60000'

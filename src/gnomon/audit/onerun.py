@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.accounting import FixedSize, Sampling
+from gnomon.accounting import FixedSize, Sampling, TruncatedPoisson
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
@@ -90,6 +90,9 @@ in, and batches of 64 are drawn from them
         allowed = (
             f"more: of so many canaries about half are in, and batches of {sampler.batch_size} are drawn from them"
         )
+        raise SettingError("whole_run", canaries, allowed)
+    if isinstance(sampler, TruncatedPoisson) and int(coins.sum()) > sampler.dataset_size:
+        allowed = f"fewer: about half of the canaries are in, and {sampler.dataset_size} records are declared"
         raise SettingError("whole_run", canaries, allowed)
     return coins, draw
 

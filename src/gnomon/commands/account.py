@@ -42,7 +42,7 @@ def add_account(commands: Any) -> None:
 
 def _account(args: argparse.Namespace) -> int:
     from gnomon.accounting import Accountant, Poisson, epsilon, noise_multiplier, steps_of
-    from gnomon.validate import sample_rate
+    from gnomon.validate import SettingError, sample_rate
 
     rate = sample_rate("sample-rate", args.sample_rate)
     steps = args.steps if args.steps is not None else steps_of(args.epochs, Poisson(rate))
@@ -63,7 +63,12 @@ def _account(args: argparse.Namespace) -> int:
     every = get_args(Accountant)
     names: tuple[Accountant, ...] = every if args.accountant == "all" else (args.accountant,)
     for name in names:
-        found = epsilon(noise_multiplier=sigma, accountant=name, **settings)
+        try:
+            found = epsilon(noise_multiplier=sigma, accountant=name, **settings)
+        except SettingError:
+            if len(names) == 1:
+                raise
+            continue  # of all accountants those that can answer
         if args.json:
             finite = float(found) if found < float("inf") else None
             print(json.dumps(vars(found) | {"epsilon": finite}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from gnomon.commands import ledger
 from gnomon.commands.settings import INTERRUPTED, add_settings, settings_of
 from gnomon.federated_config import NOT_FEDERATED, FederateConfig, federated_recipe
 from gnomon.plural import together
+from gnomon.run_folder import claimed
 from gnomon.validate import SettingError
 
 
@@ -41,6 +42,7 @@ def add_federate(commands: Any) -> None:
 
 
 def _federate(args: argparse.Namespace) -> int:
+    from gnomon.accounting import digits
     from gnomon.federated.run import federate, resume
     from gnomon.federated.simulate import RoundFailed
     from gnomon.report import report
@@ -54,9 +56,9 @@ def _federate(args: argparse.Namespace) -> int:
         else:
             config = settings_of(args, federated_recipe)
             stem = Path(config.data.removeprefix("npz:")).stem
-            out = args.out or Path("runs") / f"federated-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
             book = None if config.insecure_noise_seed is not None else ledger.chosen(args.ledger)
-            run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=book)
+            with claimed(f"federated-{stem}") if args.out is None else nullcontext(args.out) as out:
+                run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=book)
     except RoundFailed as error:
         raise ValueError(str(error)) from error
     last = run.history[-1] if run.history else {}  # metrics.jsonl may have been lost
@@ -67,9 +69,11 @@ def _federate(args: argparse.Namespace) -> int:
     if last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
-    print(f"{claim}  epsilon = {run.statement.epsilon:.3f} at delta = {run.statement.delta:g}, {run.statement.unit}")
+    print(
+        f"{claim}  epsilon = {digits(run.statement.epsilon)} at delta = {run.statement.delta:g}, {run.statement.unit}"
+    )
     if (total := run.statement.ledger) is not None:
-        spent = "infinite" if total["epsilon"] is None else f"{total['epsilon']:.3f}"
+        spent = digits(total["epsilon"])
         print(f"on these data  epsilon = {spent}, {together(total['runs'])}, for the client that paid the most")
     for caveat in run.statement.caveats:
         print(f"caveat         {caveat}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from gnomon.commands import ledger, report
 from gnomon.commands.settings import INTERRUPTED, add_settings, settings_of
 from gnomon.config import recipe
 from gnomon.plural import counted, together
+from gnomon.run_folder import claimed
 
 if TYPE_CHECKING:
     from gnomon.runs import Run
@@ -49,20 +50,21 @@ def _train(args: argparse.Namespace) -> int:
     from gnomon.runs import train
 
     config = settings_of(args, recipe)
-    out = args.out or Path("runs") / f"{Path(config.data.removeprefix('npz:')).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     book = None if config.insecure_noise_seed is not None else ledger.chosen(args.ledger)
-    run = train(
-        config,
-        out,
-        overwrite=args.overwrite,
-        progress=not args.quiet,
-        ledger=book,
-        dataset=args.data_id,
-        checkpoint_every=args.checkpoint_every,
-        tensorboard=args.tensorboard,
-        diagnose_every=args.diagnose,
-        diagnose_public_only=args.diagnose_public_only,
-    )
+    named = Path(config.data.removeprefix("npz:")).stem
+    with claimed(named) if args.out is None else nullcontext(args.out) as out:
+        run = train(
+            config,
+            out,
+            overwrite=args.overwrite,
+            progress=not args.quiet,
+            ledger=book,
+            dataset=args.data_id,
+            checkpoint_every=args.checkpoint_every,
+            tensorboard=args.tensorboard,
+            diagnose_every=args.diagnose,
+            diagnose_public_only=args.diagnose_public_only,
+        )
     return tell(run)
 
 
@@ -83,7 +85,7 @@ def tell(run: Run) -> int:
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
     if (total := run.trainer.spending.total(statement.delta)) is not None:
-        print(f"on these data  {total.epsilon!r}, {together(total.runs)}")
+        print(f"on these data  {total.counted!r}, {together(total.runs)}")
     if left_out := _left_out(run.result.history):
         print(f"unprotected    {100 * left_out:.2g} % of the records drawn were not finite and counted for nothing")
     for caveat in statement.caveats:

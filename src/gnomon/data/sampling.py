@@ -6,6 +6,7 @@ never derived from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -60,6 +61,11 @@ def check_size(sampling: Sampling, records: int) -> None:
     if isinstance(sampling, TruncatedPoisson) and records > sampling.dataset_size:
         allowed = f"at least the {records} records there are: how often batches are full is part of the accounting"
         raise SettingError("dataset_size", sampling.dataset_size, allowed)
+    if isinstance(sampling, TruncatedPoisson) and records < sampling.dataset_size:
+        mean = sampling.sample_rate * sampling.dataset_size
+        if mean > sampling.max_batch_size:  # beyond that, more records would cost each of them less
+            allowed = f"at least {math.ceil(mean)}, what the declared records give, or declare the {records} there are"
+            raise SettingError("max_batch_size", sampling.max_batch_size, allowed)
     if isinstance(sampling, FixedSize) and sampling.batch_size > records:
         raise SettingError("batch_size", sampling.batch_size, f"at most the {records} records there are")
 

@@ -54,6 +54,11 @@ class Total:
     endless: tuple[str, ...] = ()
     """The runs that made it infinite, if it is."""
 
+    @property
+    def counted(self) -> Epsilon:
+        """What the budget counts: the declared one if it is for declared settings."""
+        return self.declared if self.budget is not None and self.budget.declared else self.epsilon
+
 
 class Ledger:
     """A file that outlives runs, processes and kills.

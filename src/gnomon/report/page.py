@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gnomon import __version__
+from gnomon.accounting import digits
 from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
@@ -145,7 +146,7 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     if run.public_only.get("accuracy") is not None:
         facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:
-        value = "infinite" if statement.get("epsilon") is None else f"{statement['epsilon']:.3f}"
+        value = digits(statement.get("epsilon"))
         facts.append(("epsilon", "no claim" if _doubts(run) else value))
         facts.append(("delta", f"{statement['delta']:g}"))
         facts.append(("noisy steps", f"{statement['steps']:,}"))
@@ -171,7 +172,7 @@ def _ledger(ledger: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     spent, budget = ledger.get("epsilon"), ledger.get("budget")
     said = [
-        ("epsilon of all runs together", "infinite" if spent is None else f"{spent:.3f}"),
+        ("epsilon of all runs together", digits(spent)),
         ("runs", str(ledger.get("runs", "unknown"))),
         ("steps reserved", str(ledger.get("steps", "unknown"))),
     ]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from gnomon.accounting import digits
+
 QUESTION = {
     "add-remove": "whether a given {noun} was used at all",
     "zero-out": "whether a given {noun} was used at all",
@@ -56,7 +58,7 @@ def promise(statement: Mapping[str, Any]) -> list[str]:
             f"By its settings alone epsilon would be {epsilon:.3g} at delta = {delta:g}.",
         ]
     return [
-        f"The trained model is differentially private: epsilon = {epsilon:.3f} at delta = {delta:g}, "
+        f"The trained model is differentially private: epsilon = {digits(epsilon)} at delta = {delta:g}, "
         f"when {neighbours(statement)}.",
         f"Somebody who has to guess {question}, and knows everything else, is right at most "
         f"{100 * guess(epsilon, delta):.1f} % of the time after seeing the model. Tossing a coin gives 50 %.",

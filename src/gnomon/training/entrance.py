@@ -146,6 +146,12 @@ def _naming(loss: Loss, name: str) -> Loss:
     def named(outputs: Any, targets: Any) -> Tensor:
         try:
             return loss(outputs, targets)
+        except IndexError as error:
+            scores = f"{outputs.shape[1]} scores" if isinstance(outputs, Tensor) and outputs.dim() > 1 else "its scores"
+            raise ValueError(
+                f"the loss fails on the targets of {name}: the model gives {scores} a record, and a target lies "
+                "outside them: give a model with as many outputs as there are classes"
+            ) from error
         except RuntimeError as error:
             kinds = [str(t.dtype).removeprefix("torch.") for t in tensors(targets) if t.dtype is not torch.int64]
             if not kinds or not takes_whole(outputs, targets):

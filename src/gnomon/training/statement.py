@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gnomon import __version__
-from gnomon.accounting import Account, Epsilon
+from gnomon.accounting import Account, Epsilon, digits
 from gnomon.ledger.ledger import unknown_before
 from gnomon.ledger.spending import Spending
 from gnomon.plural import counted
@@ -128,7 +128,7 @@ class Statement:
         lines = [
             "PRIVACY STATEMENT",
             claim,
-            f"epsilon = {self.epsilon:.3f}, delta = {self.delta:g}",
+            f"epsilon = {digits(self.epsilon)}, delta = {self.delta:g}",
             "",
             f"  protected unit        {self.unit}",
             f"  neighbouring data     {neighbours.get(self.adjacency, self.adjacency)} ({self.adjacency})",
@@ -150,8 +150,7 @@ class Statement:
     def _ledger_lines(self) -> list[str]:
         if self.ledger is None:
             return ["  all runs on the data  not known: this run is in no ledger"]
-        spent = self.ledger["epsilon"]
-        value = "infinite" if spent is None else f"{spent:.3f}"
+        value = digits(self.ledger["epsilon"])
         runs, steps = counted(self.ledger["runs"], "run"), counted(self.ledger["steps"], "step")
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
@@ -208,9 +207,9 @@ def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:
     if total is None:
         return None
     return {
-        "epsilon": float(total.epsilon) if total.epsilon < float("inf") else None,
-        "accountant": total.epsilon.accountant,
-        "adjacency": total.epsilon.adjacency,
+        "epsilon": float(total.counted) if total.counted < float("inf") else None,
+        "accountant": total.counted.accountant,
+        "adjacency": total.counted.adjacency,
         "runs": total.runs,
         "steps": total.steps,
         "budget": None if total.budget is None else asdict(total.budget),

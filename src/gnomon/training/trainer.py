@@ -47,6 +47,7 @@ from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
+from gnomon.updates.exact import exact_products
 from gnomon.updates.gradients import batch_size
 
 
@@ -316,8 +317,23 @@ class Trainer:
             stopped = "budget"
         return Result(self.account.steps, self.epsilon(), stopped, history)
 
+    def record(self, validation: Any = None) -> Record:
+        """The metrics as they are now, without a step.
+
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Linear(2, 2)
+        >>> trainer = Trainer(
+        ...     model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0),
+        ...     sample_rate=0.5, expected_batch_size=2, noise_multiplier=1.0, target_delta=1e-5, steps=3)
+        >>> trainer.record((torch.zeros(4, 2), torch.zeros(4).long()))["step"]
+        0
+        """
+        return self._epoch_record([], validation, time.monotonic(), True)
+
     # -- the step itself -------------------------------------------------------------------------
 
+    @exact_products()
     def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
         """updates -> coordinates -> weights -> release -> lift -> step, for the records of one step."""
         if self.account.steps + 1 > self.plan.affordable:
