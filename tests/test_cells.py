@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from gnomon import compare
-from gnomon.cells import CellsFailed, kept_cells, run_cells
+from gnomon.cells import CellsFailed, kept_cells, run_cells, settings_key
 from gnomon.cli import main
+from gnomon.config import TrainConfig
 from gnomon.reproduce import read_experiment, reproduce
 from gnomon.store import Store
 from tests.reproduce.test_reproduce import toy
@@ -117,3 +118,10 @@ def test_commands_write_what_there_is_and_end_with_an_error(tmp_path, monkeypatc
     assert main(["compare", *flags, "--methods", "dp-sgd,pcdp:rank=5", "--out", str(tmp_path / "c")]) == 2
     assert "1 of 3 runs failed" in capsys.readouterr().err
     assert "dp-sgd" in (tmp_path / "c/comparison.md").read_text()
+
+
+def test_noise_that_was_worked_out_on_another_machine_finds_its_cell():
+    ours, theirs = (
+        settings_key(TrainConfig(noise_multiplier=noise)) for noise in (1.0729280745366538, 1.072928074500707)
+    )
+    assert ours == theirs != settings_key(TrainConfig(noise_multiplier=1.07293))

@@ -72,7 +72,8 @@ TOLD = 5
 def settings_key(config: Any, **more: Any) -> str:
     """A name for settings; where data lie and how many threads compute does not count.
 
-    Settings at their defaults are left out, so that a new setting does not rename old cells.
+    Settings at their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier seven
+    digits count: one that was worked out for a budget differs in later ones from machine to machine.
 
     >>> from gnomon.config import TrainConfig
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
@@ -82,6 +83,8 @@ def settings_key(config: Any, **more: Any) -> str:
     given = dataclasses.asdict(config) | {"data_dir": None, "threads": None}
     settings = {name: value for name, value in given.items() if value != default[name]}
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
+    if isinstance(noise := settings.get("noise_multiplier"), float):
+        settings["noise_multiplier"] = float(f"{noise:.7g}")
     return hashlib.sha256(json.dumps(settings | more, sort_keys=True).encode()).hexdigest()[:16]
 
 
