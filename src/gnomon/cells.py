@@ -72,8 +72,8 @@ TOLD = 5
 def settings_key(config: Any, **more: Any) -> str:
     """A name for settings; where data lie and how many threads compute does not count.
 
-    Settings at their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier seven
-    digits count: one that was worked out for a budget differs in later ones from machine to machine.
+    Settings at their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier
+    seven digits count: one that was worked out for a budget differs in later ones from machine to machine.
 
     >>> from gnomon.config import TrainConfig
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
