@@ -132,36 +132,25 @@ def test_bytes_are_counted_both_ways_and_public_records_travel_once():
 # -- terms after the noise -------------------------------------------------------------------------
 
 
+def moved(strategy, steps: int = 2) -> torch.Tensor:
+    """How far one client moves the model in one round, of seeded noise alone."""
+    server, clients = federation(strategy, clients=1, rounds=1, steps=steps, bound=1e-6, sigma=1e6, lr=0.5)
+    start = flat(server.weights)
+    run(server, clients)
+    return flat(server.weights) - start
+
+
 def test_fedprox_adds_its_pull_after_the_noise():
     """Two steps with the same noise: the second one differs by lr * mu * (what the first step moved)."""
-    ends = {}
-    for mu in (0.0, 0.2):
-        server, clients = federation(fedprox(mu), clients=1, rounds=1, bound=1e-6, sigma=1e6, lr=0.5)
-        start = flat(server.weights)
-        run(server, clients)
-        ends[mu] = flat(server.weights) - start
-    server, clients = federation(fedavg(), clients=1, rounds=1, steps=1, bound=1e-6, sigma=1e6, lr=0.5)
-    start = flat(server.weights)
-    run(server, clients)
-    first = flat(server.weights) - start
-    torch.testing.assert_close(ends[0.2] - ends[0.0], -0.5 * 0.2 * first, rtol=1e-3, atol=1e-5)
+    felt = moved(fedprox(0.2)) - moved(fedprox(0.0))
+    torch.testing.assert_close(felt, -0.5 * 0.2 * moved(fedavg(), steps=1), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("limit", "pulled"), [(1e-6, True), (1e6, False)])
+@pytest.mark.parametrize(("limit", "pulled"), [(1e-6, 1.0), (1e6, 0.0)])
 def test_fedlrs_pulls_back_after_the_noise_once_an_update_is_longer_than_its_limit(limit, pulled):
-    """Two steps with the same noise, all entries uploaded: the second one feels what the first step moved, or not."""
-    ends = {}
-    for mu in (0.0, 0.2):
-        server, clients = federation(fedlrs(mu, limit, 1.0), clients=1, rounds=1, bound=1e-6, sigma=1e6, lr=0.5)
-        start = flat(server.weights)
-        run(server, clients)
-        ends[mu] = flat(server.weights) - start
-    server, clients = federation(fedavg(), clients=1, rounds=1, steps=1, bound=1e-6, sigma=1e6, lr=0.5)
-    start = flat(server.weights)
-    run(server, clients)
-    first = flat(server.weights) - start
-    felt = -0.5 * 0.2 * first if pulled else torch.zeros_like(first)
-    torch.testing.assert_close(ends[0.2] - ends[0.0], felt, rtol=1e-3, atol=1e-5)
+    """The same with all entries uploaded: the second step feels what the first one moved, or not."""
+    felt = moved(fedlrs(0.2, limit, 1.0)) - moved(fedlrs(0.0, limit, 1.0))
+    torch.testing.assert_close(felt, -0.5 * 0.2 * pulled * moved(fedavg(), steps=1), rtol=1e-3, atol=1e-5)
 
 
 def test_a_control_variate_is_the_mean_of_the_client_s_released_gradients():
