@@ -85,7 +85,8 @@ def tell(run: Run) -> int:
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
     if (total := run.trainer.spending.total(statement.delta)) is not None:
-        print(f"on these data  {total.counted!r}, {together(total.runs)}")
+        word = ", if all settings were fixed before the first result was seen" if total.counted < total.epsilon else ""
+        print(f"on these data  {total.counted!r}, {together(total.runs)}{word}")
     if left_out := _left_out(run.result.history):
         print(f"unprotected    {100 * left_out:.2g} % of the records drawn were not finite and counted for nothing")
     for caveat in statement.caveats:

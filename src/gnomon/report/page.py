@@ -177,7 +177,8 @@ def _ledger(ledger: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps reserved", str(ledger.get("steps", "unknown"))),
     ]
     if budget:
-        said.append(("budget", f"epsilon {budget['epsilon']:g} at delta = {budget['delta']:g}"))
+        word = ", both for settings fixed before the first result" if budget.get("declared") else ""
+        said.append(("budget", f"epsilon {budget['epsilon']:g} at delta = {budget['delta']:g}{word}"))
     return said
 
 
