@@ -81,6 +81,14 @@ def test_a_cell_keeps_its_name_under_another_label_and_is_small(tmp_path):
     assert path.stat().st_size < 4000
 
 
+def test_a_run_of_a_study_ends_with_the_accuracy_on_its_own_records_marked_as_unprotected(tmp_path):
+    (cell,) = compare.grid(dataclasses.replace(SMALL, epochs=20, lr=2.0), ["dp-sgd"], [0.01], 1)
+    (found,) = compare.run([cell], tmp_path, progress=False)
+    seen = [compare.TRAIN_ACCURACY in row for row in found["history"]]
+    assert seen == [False] * 19 + [True]
+    assert found["history"][-1][compare.TRAIN_ACCURACY] > 0.9
+
+
 def test_cells_run_in_parallel_processes(tmp_path):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 2)
     found = compare.run(cells, tmp_path, workers=2, progress=False)

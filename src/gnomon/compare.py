@@ -35,7 +35,11 @@ from gnomon.memory import keep_memory
 from gnomon.report.comparison import comparison
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
+from gnomon.training.evaluate import evaluate
 from gnomon.validate import SettingError, positive, whole
+
+TRAIN_ACCURACY = "unprotected/train/accuracy"
+"""At the end of a run, on its private records: what no release pays for."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     result = trainer.fit(split.private, source.test, on_epoch=curve.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
+    if "accuracy" in (own := evaluate(trainer.final, trainer.loss, split.private)):
+        curve[-1][TRAIN_ACCURACY] = own["accuracy"]
     return {
         "label": cell.label,
         "noise_multiplier": trainer.account.noise_multiplier,

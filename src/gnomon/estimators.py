@@ -111,8 +111,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         result = trainer.fit(data)
         if result.stopped == "interrupted":  # half a model would pass for a whole one, and a search would go on
             raise KeyboardInterrupt
-        final = model if trainer.average is None else trainer.average.module
-        weights = next(iter(final.parameters())).detach().double().numpy()
+        weights = next(iter(trainer.final.parameters())).detach().double().numpy()
         weights = weights if isinstance(model, SparseLinear) else weights.T
         weights = weights.T  # (outputs, features)
         self.coef_: NDArray[np.float64] = np.ascontiguousarray(weights[:, :features])

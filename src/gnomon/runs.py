@@ -130,8 +130,7 @@ def complete(
         result.history.append(trainer.record(source.test))
         tell(result.history[-1])
     result.history[:0] = history
-    final = trainer.model if trainer.average is None else trainer.average.module
-    folder.write("model.safetensors", safetensors_bytes(untied(final.state_dict()), {"format": "pt"}))
+    folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
     statement = dataclasses.replace(trainer.statement(), files=fingerprints(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())

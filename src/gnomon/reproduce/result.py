@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.reproduce.experiment import Experiment, Line
-from gnomon.reproduce.series import Series, series_of
+from gnomon.reproduce.series import Series, reading, series_of
 from gnomon.reproduce.words import difference, head, named, spoken, spread, three
 from gnomon.store import ALONG, INFINITE, finite, made_with, made_words, rounded
 
@@ -108,10 +108,11 @@ def measured(measure: str, result: dict[str, Any]) -> float | None:
     """
     if measure == "accuracy":
         return _number(result["accuracy"], 100)
+    key, scale = reading(measure)
     for part in reversed(ALONG):
         rows = result.get(part, [])
-        if any(measure in row for row in rows):
-            return _number(rows[-1].get(measure))  # a value that is not finite is not there, or None
+        if any(key in row for row in rows):
+            return _number(rows[-1].get(key), scale)  # a value that is not finite is not there, or None
     return None
 
 

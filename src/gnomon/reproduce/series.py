@@ -45,10 +45,20 @@ def along(measure: str, results: Sequence[Mapping[str, Any]]) -> list[Series]:
     >>> along("accuracy", runs)[0].at, [round(one, 1) for one in along("accuracy", runs)[0].mean]
     ([2.0], [60.0])
     """
-    key, scale = ("validation/accuracy", 100.0) if measure == "accuracy" else (measure, 1.0)
+    key, scale = reading(measure)
     found = [{row["epoch"]: scale * row[key] for row in rows(one) if row.get(key) is not None} for one in results]
     at = [epoch for epoch in found[0] if all(epoch in one for one in found)]
     return [_over_seeds("", at, [[one[epoch] for epoch in at] for one in found])] if at else []
+
+
+def reading(measure: str) -> tuple[str, float]:
+    """Where a measure stands in what was recorded along a run, and what it is multiplied with: accuracies are in %.
+
+    >>> reading("accuracy"), reading("unprotected/train/accuracy"), reading("unprotected/loss")
+    (('validation/accuracy', 100.0), ('unprotected/train/accuracy', 100.0), ('unprotected/loss', 1.0))
+    """
+    key = "validation/accuracy" if measure == "accuracy" else measure
+    return key, 100.0 if key.endswith("/accuracy") else 1.0
 
 
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:

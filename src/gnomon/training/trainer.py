@@ -199,6 +199,11 @@ class Trainer:
         method.step.prepare(self.model, self.optimizer)
         self._method, self._basis = method, None
 
+    @property
+    def final(self) -> nn.Module:
+        """The model that a run hands over: the average of its weights where one is kept."""
+        return self.model if self.average is None else self.average.module
+
     # -- what it costs ---------------------------------------------------------------------------
 
     def epsilon(self) -> Epsilon:
@@ -500,8 +505,7 @@ class Trainer:
         if rank is not None:
             record["rank"] = rank
         if validation is not None:
-            scored = self.model if self.average is None else self.average
-            scores = evaluate(scored, self.loss, validation)
+            scores = evaluate(self.final, self.loss, validation)
             place = "unprotected/validation" if self._scores_members else "validation"
             record |= {f"{place}/{name}": value for name, value in scores.items()}
         return record
