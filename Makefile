@@ -9,12 +9,13 @@ BENCH_STAMP := $(VENV)/.installed-bench
 SHARED := $(wildcard ../shared/data)
 export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
 
-.PHONY: setup demo test soak bench lint format types clean figures experiments
+.PHONY: setup demo test browser soak bench lint format types clean figures experiments
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, compare methods, and write a report page"
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
+	@echo "make browser install headless Chromium (Debian, as root), in which make test opens the report pages; they are skipped without it"
 	@echo "make soak    200 kills, every planted bug in every method, 1000 audits of an honest step, a live federation killed (about an hour)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
 	@echo "make lint    format check and lint only"
@@ -43,6 +44,9 @@ demo: $(STAMP)
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 40 --doctest-modules src tests
+
+browser:
+	command -v chromium > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
 soak: $(STAMP)
 	mkdir -p runs
