@@ -1,7 +1,8 @@
 """Writes what was measured into docs/results.md, and the pictures of the federated study: `make figures`.
 
 A block of the page between `<!-- measured: NAME -->` and `<!-- end -->` is made from the finished runs in
-experiments/results. NAME is an experiment of `gnomon reproduce --list`, a part of the federated study, or `progress`.
+experiments/results. NAME is an experiment of `gnomon reproduce --list`, with `-fast` behind it for its short form, a part
+of the federated study, or `progress`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gnomon.reproduce.run import done_rows
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "experiments" / "results"
+FAST = "-fast"
 BLOCK = re.compile(r"(<!-- measured: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -29,7 +31,8 @@ import federated  # noqa: E402  a script of that folder
 
 def table(name: str) -> str:
     """An experiment, published and measured."""
-    experiment = read_experiment(name)
+    whole = name.removesuffix(FAST)
+    experiment = read_experiment(whole) if name == whole else read_experiment(whole).shortened()
     rows = done_rows(experiment, RESULTS)
     return markdown(experiment, rows) if rows else f"Not run: `gnomon reproduce {name}`.\n"
 

@@ -489,6 +489,12 @@ def test_a_page_opens_without_complaint_fits_the_screen_and_is_legible(browser, 
     assert browser.ask("[...document.querySelectorAll('svg')].every((s) => s.getAttribute('aria-label').length > 20)")
 
 
+def test_a_table_of_a_paper_shows_all_its_columns_on_a_wide_screen(browser, pages):
+    browser.open(pages["table"], width=1200)
+    assert browser.ask("document.querySelectorAll('.scroll').length") == 2
+    assert browser.ask("[...document.querySelectorAll('.scroll')].every((s) => s.scrollWidth <= s.clientWidth)")
+
+
 def test_tables_sort_by_a_click(browser, pages):
     browser.open(pages["compared"])
     column = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[3].textContent)"

@@ -219,6 +219,8 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     for head in ("noise multiplier", "measured, %", "published, %", "difference, points"):
         assert re.search(rf"<th[^>]*>\s*(<[^>]*>)?{head}", page), head
     assert "epsilon if fixed blocks" in page
+    assert re.search(r"<button[^>]*>σ 5, ε \d\.\d{3}</button>", page)
+    assert re.search(r">[\d.]+ ± [\d.]+\n\(80.0 ± 1.5\)</td>", page)
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
 
 

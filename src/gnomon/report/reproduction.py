@@ -31,6 +31,7 @@ def of_reproduction(found: Reproduction) -> Section:
         ],
         guarantee=False,
         facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
+        grid=_grid(experiment, rows),
         table=_table(experiment, rows),
         environment=_made(rows),
         seeded=True,
@@ -43,8 +44,44 @@ def _made(rows: list[Any]) -> list[tuple[str, str]]:
     return [("runs", said)] if said else []
 
 
+def _grid(experiment: Any, rows: list[Any]) -> Table | None:
+    """A line a row and a value of the axis a column, as papers print it; nothing where that is one column or none."""
+    from gnomon.reproduce.experiment import NOISE  # noqa: PLC0415
+    from gnomon.reproduce.words import head, named, spoken  # noqa: PLC0415
+
+    values = [value for value in experiment.values if any(row.value == value for row in rows)]
+    if len(values) < 2 or experiment.over in ("rank", "plane"):
+        return None
+    found = {(row.line, row.value): row for row in rows}
+    sign = "σ" if experiment.axis == NOISE else spoken(experiment.axis)
+    costs = [{f"{row.epsilon:.3f}" for row in rows if row.value == value and row.epsilon > 0} for value in values]
+    heads = [
+        f"{sign} {value:g}" + (f", ε {next(iter(cost))}" if len(cost) == 1 else "")
+        for value, cost in zip(values, costs, strict=True)
+    ]
+
+    def cell(row: Any) -> tuple[str, float | str]:
+        if row is None:
+            return "not run", ""
+        text, value = _number(row.measured, row.measured_std)
+        told = "" if row.published is None else f"\n({_number(row.published, row.published_std)[0]})"
+        return text + told, value
+
+    cells = [
+        ((named(experiment, line), line.name), *(cell(found.get((line.name, value))) for value in values))
+        for line in experiment.lines
+        if any(row.line == line.name for row in rows)
+    ]
+    told = ", what was published in parentheses" if any(row.published is not None for row in rows) else ""
+    signs = ["σ is the noise multiplier"] * (experiment.axis == NOISE) + ["ε the true epsilon"] * any(
+        len(cost) == 1 for cost in costs
+    )
+    about = f"{head(experiment)}: what was measured{told}" + (f"; {', '.join(signs)}" if signs else "")
+    return Table(f"{about[0].upper()}{about[1:]}.", ("line", *heads), cells)
+
+
 def _table(experiment: Any, rows: list[Any]) -> Table:
-    from gnomon.reproduce.words import difference, head, named, spoken, spread, three  # noqa: PLC0415
+    from gnomon.reproduce.words import difference, head, named, spoken  # noqa: PLC0415
 
     unit = f", {experiment.unit}" if experiment.unit else ""
     points = ", points" if experiment.unit == "%" else unit
@@ -53,16 +90,12 @@ def _table(experiment: Any, rows: list[Any]) -> Table:
         "epsilon as published", "true epsilon", f"epsilon if {experiment.as_coded_words}", "seconds a run",
     )  # fmt: skip
     names = {line.name: named(experiment, line) for line in experiment.lines}
-
-    def number(value: float | None, off: float | None) -> tuple[str, float | str]:
-        return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
-
     cells = [
         (
             (names.get(row.line, row.line), row.line),
             (f"{row.value:g}", row.value),
-            number(row.measured, row.measured_std),
-            number(row.published, row.published_std),
+            _number(row.measured, row.measured_std),
+            _number(row.published, row.published_std),
             ("–", "") if row.difference is None else (difference(row.measured, row.published), row.difference),
             (str(row.seeds), float(row.seeds)),
             *(_decimals(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
@@ -73,6 +106,13 @@ def _table(experiment: Any, rows: list[Any]) -> Table:
     about = head(experiment)
     caption = f"{about[0].upper()}{about[1:]}: every cell, published and measured. Click a head to sort."
     return Table(caption, heads, cells)
+
+
+def _number(value: float | None, off: float | None) -> tuple[str, float | str]:
+    """A mean with its deviation, and what it sorts by."""
+    from gnomon.reproduce.words import spread, three  # noqa: PLC0415
+
+    return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
 
 
 def _decimals(value: float | None, digits: int) -> tuple[str, float | str]:

@@ -36,6 +36,8 @@ class Section:
     terms: list[tuple[str, str]] = field(default_factory=list)
     caveats: list[str] = field(default_factory=list)
     not_covered: list[str] = field(default_factory=list)
+    grid: Table | None = None
+    """The results as a paper prints them, lines against values."""
     table: Table | None = None
     ledger: list[tuple[str, str]] = field(default_factory=list)
     audit: dict[str, Any] = field(default_factory=dict)
