@@ -1,8 +1,8 @@
 """Writes what was measured into docs/results.md, and the pictures of the federated study: `make figures`.
 
 A block of the page between `<!-- measured: NAME -->` and `<!-- end -->` is made from the finished runs in
-experiments/results. NAME is an experiment of `gnomon reproduce --list`, with `-fast` behind it for its short form, a part
-of the federated study, or `progress`.
+experiments/results. NAME is an experiment of `gnomon reproduce --list`, with `-fast` behind it for its short form, a
+part of the federated study, or `progress`.
 """
 
 from __future__ import annotations

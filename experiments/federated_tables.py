@@ -163,8 +163,8 @@ def fair_tables(found: Sequence[Row]) -> list[str]:
         for row in mine:
             off = "" if row["unfairness_std"] is None else f" ± {row['unfairness_std']:.2g}"
             psi = "" if row["published_unfairness"] is None else f" ({row['published_unfairness']:.1e})"
-            unfair = f"**{row['unfairness']:.3g}{off}**{psi}"
-            worst = f"{row['worst_accuracy']:.1f}"
+            unfair = "–" if row["unfairness"] is None else f"**{row['unfairness']:.3g}{off}**{psi}"
+            worst = "–" if row["worst_accuracy"] is None else f"{row['worst_accuracy']:.1f}"
             body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfair, worst])
         title = f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {mine[0]['epsilon']:.2f}, {mine[0]['rounds']} rounds"
         lines += _table(title, ["", "accuracy, %", "variance of the clients' losses", "worst client, %"], body)

@@ -15,6 +15,7 @@ from torch import nn
 
 from gnomon import compare, compared_methods, data, models, run_folder
 from gnomon.building import records
+from gnomon.cells import CellsFailed
 from gnomon.cli import main
 from gnomon.config import TrainConfig
 from gnomon.report import report
@@ -87,6 +88,46 @@ def test_a_run_of_a_study_ends_with_the_accuracy_on_its_own_records_marked_as_un
     seen = [compare.TRAIN_ACCURACY in row for row in found["history"]]
     assert seen == [False] * 19 + [True]
     assert found["history"][-1][compare.TRAIN_ACCURACY] > 0.9
+
+
+def test_a_run_kept_without_the_accuracy_on_its_own_records_is_made_again_where_that_is_asked(tmp_path):
+    (cell,) = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
+    compare.run([cell], tmp_path, progress=False)
+    path = tmp_path / "cells" / f"{cell.key}.json"
+    whole = path.read_text()
+    old = json.loads(whole)
+    del old["history"][compare.TRAIN_ACCURACY]
+    path.write_text(json.dumps(old))
+    asked = dataclasses.replace(cell, scored_on_train=True)
+    assert asked.key == cell.key
+    (kept,) = compare.run([cell], tmp_path, progress=False)
+    assert compare.TRAIN_ACCURACY not in kept["history"][-1]
+    again, _ = compare.run([cell, asked], tmp_path, progress=False)
+    assert again["history"][-1][compare.TRAIN_ACCURACY] == json.loads(whole)["history"][compare.TRAIN_ACCURACY][-1]
+
+
+def test_all_methods_protect_the_same_records_also_where_some_have_copies(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(300, 4, generator=generator)
+    inputs[200:] = inputs[:100]
+    np.savez(tmp_path / "own.npz", x_train=inputs, y_train=(inputs[:, 0] > 0).long(), x_test=inputs[:9] + 9,
+             y_test=torch.zeros(9).long(), classes=2)  # fmt: skip
+    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public=50, epochs=1.0)
+    cells = compare.grid(base, ["dp-sgd", "pcdp:rank=5", "public-only", "dp-sgd:warm-start=public"], [2.0], 1)
+    splits = [records(cell.config, data.load(base.data)) for cell in cells]
+    assert [len(one.public) for one in splits] == [0, 50, 50, 50]
+    for one in splits:
+        assert torch.equal(one.private.inputs, splits[0].private.inputs)
+        assert data.overlap(one.private, splits[1].public) == 0
+
+
+def test_methods_are_not_compared_by_their_own_training_records(tmp_path):
+    inputs = torch.randn(60, 4)
+    labels = (inputs[:, 0] > 0).long()
+    np.savez(tmp_path / "own.npz", x_train=inputs, y_train=labels, x_test=inputs[:20], y_test=labels[:20], classes=2)
+    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=60, epochs=1.0)
+    with pytest.raises(CellsFailed, match="test records that are not training records"):
+        compare.run(compare.grid(base, ["dp-sgd"], [2.0], 1), tmp_path, progress=False)
 
 
 def test_cells_run_in_parallel_processes(tmp_path):

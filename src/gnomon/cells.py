@@ -95,21 +95,23 @@ def run_cells(
     *,
     workers: int = 1,
     progress: bool = True,
+    complete: Callable[[C, dict[str, Any]], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not there yet, in their order; every finished cell is kept.
 
     `job` makes plain values of a cell, with its `accuracy`. With several workers it must be importable. Several
     processes may work on one folder: a cell that another one finished meanwhile is not run again. A run that fails
-    does not stop the others; `CellsFailed` tells at the end.
+    does not stop the others; `CellsFailed` tells at the end. A kept result that is not `complete` counts as none.
     """
     whole("workers", workers)
     store = Store(folder)
     store.open()
-    every = {cell.key: cell for cell in cells}
-    missing = [cell for key, cell in every.items() if key not in store]
+    every = len({cell.key for cell in cells})
+    there = partial(_there, folder=folder, complete=complete)
+    missing = list({cell.key: cell for cell in cells if not there(cell)}.values())
     failures: dict[str, Exception] = {}
-    with tqdm(total=len(every), initial=len(every) - len(missing), unit="run", disable=not progress) as bar:
-        for cell, found in _results(missing, folder, job, workers):
+    with tqdm(total=every, initial=every - len(missing), unit="run", disable=not progress) as bar:
+        for cell, found in _results(missing, partial(_once, job=job, there=there), workers):
             bar.update()
             if isinstance(found, Exception):
                 failures[_told(cell)] = found
@@ -118,7 +120,7 @@ def run_cells(
                 store.write(cell.key, {"settings": settings, "versions": versions()} | found)
                 bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
     if failures:
-        raise CellsFailed(failures, len(every)) from next(iter(failures.values()))
+        raise CellsFailed(failures, every) from next(iter(failures.values()))
     return [found for _, found in kept_cells(cells, folder)]
 
 
@@ -141,21 +143,19 @@ def kept_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, dict[str, Any]
 
 
 def _results(
-    cells: Sequence[C], folder: Path, job: Callable[[C], dict[str, Any]], workers: int
+    cells: Sequence[C], job: Callable[[C], dict[str, Any] | None], workers: int
 ) -> Iterator[tuple[C, dict[str, Any] | Exception | None]]:
     """Each cell with its result, with what went wrong, or with nothing if somebody else has kept it."""
     if workers == 1 or len(cells) < 2:
         for cell in cells:
-            yield cell, _caught(partial(_once, cell, folder, job))
+            yield cell, _caught(partial(job, cell))
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
     )
     try:
-        waiting: dict[Future[dict[str, Any] | None], C] = {
-            pool.submit(_once, cell, folder, job): cell for cell in cells
-        }
+        waiting: dict[Future[dict[str, Any] | None], C] = {pool.submit(job, cell): cell for cell in cells}
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
@@ -164,9 +164,15 @@ def _results(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _once(cell: C, folder: Path, job: Callable[[C], dict[str, Any]]) -> dict[str, Any] | None:
+def _there(cell: C, folder: Path, complete: Callable[[C, dict[str, Any]], bool] | None) -> bool:
+    """Whether a cell has been run, with everything that is asked of it."""
+    found = Store(folder).find(cell.key)
+    return found is not None and (complete is None or complete(cell, found))
+
+
+def _once(cell: C, job: Callable[[C], dict[str, Any]], there: Callable[[C], bool]) -> dict[str, Any] | None:
     """Run a cell unless somebody else has kept it by now."""
-    return None if cell.key in Store(folder) else job(cell)
+    return None if there(cell) else job(cell)
 
 
 def _caught(job: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | Exception | None:

@@ -35,7 +35,7 @@ from gnomon.memory import keep_memory
 from gnomon.report.comparison import comparison
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
-from gnomon.training.evaluate import evaluate
+from gnomon.training.evaluate import evaluate, of_members
 from gnomon.validate import SettingError, positive, whole
 
 TRAIN_ACCURACY = "unprotected/train/accuracy"
@@ -51,6 +51,8 @@ class Cell:
     config: TrainConfig
     looks: Looks | None = None
     """Looks inside while it trains, if any."""
+    scored_on_train: bool = False
+    """Whether the accuracy on its own records is asked for, which runs that were kept long ago do not have."""
 
     @property
     def public_only(self) -> bool:
@@ -158,6 +160,10 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     if cell.public_only:
         found = public_only(cell.config, source, split.public)
         return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
+    if of_members(source.test, split.private):
+        raise SettingError(
+            "data", cell.config.data, "test records that are not training records: methods are compared by them"
+        )
     trainer = build_trainer(cell.config, source, split.public, progress=False)
     seen = cell.looks.along(trainer, split.private) if cell.looks is not None else None
     curve: list[dict[str, float]] = []
@@ -178,7 +184,11 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
-    return run_cells(cells, folder, run_cell, workers=workers, progress=progress)
+    return run_cells(cells, folder, run_cell, workers=workers, progress=progress, complete=_complete)
+
+
+def _complete(cell: Cell, found: dict[str, Any]) -> bool:
+    return not cell.scored_on_train or any(TRAIN_ACCURACY in row for row in found["history"])
 
 
 def done(cells: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:

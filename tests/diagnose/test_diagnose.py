@@ -11,14 +11,29 @@ from torch import nn
 
 from gnomon import methods
 from gnomon.cli import main
+from gnomon.clipping import Fair, UpdateAndLoss
 from gnomon.data import Records
-from gnomon.diagnose import Diagnostics, angles, bias, cloud, components, energy_inside, gap, gram, skew, spectrum
-from gnomon.diagnose.observer import admission, dimensions
+from gnomon.diagnose import (
+    Diagnostics,
+    Looks,
+    angles,
+    bias,
+    cloud,
+    components,
+    energy_inside,
+    gap,
+    gram,
+    skew,
+    spectrum,
+)
+from gnomon.diagnose.observer import dimensions
 from gnomon.diagnose.run import look
 from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
-from gnomon.methods import LocalSteps, dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods import LocalSteps, Method, dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
 from gnomon.release import SeededNoise
+from gnomon.release.door import admission
 from gnomon.report.diagnostics import diagnostic_pictures
+from gnomon.subspaces import Ambient, BesideLoss
 from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
 from gnomon.updates import gradients
@@ -230,6 +245,85 @@ def test_looking_changes_nothing(name):
     assert "public/drift" not in found[0]
     assert len(found[1]["public/drift"]) == 5
     json.dumps(found, allow_nan=False)
+
+
+def test_looking_changes_nothing_in_losses_that_are_released_beside_the_update():
+    released = []
+    for watched in (False, True):
+        space = BesideLoss(Ambient(), bound=0.3)
+        ours = trainer(Method("with loss", subspace=space, clip=UpdateAndLoss(space.ratio)))
+        if watched:
+            ours.observers = (Diagnostics(lambda record: None, every=1, public=PUBLIC, rank=5),)
+        ours.fit(PRIVATE)
+        released.append(space.released)
+    assert released[0] == released[1]
+    assert len(released[0]) == 6
+
+
+def test_looks_along_a_run_change_nothing_in_its_dropout():
+    weights = []
+    for looks in (None, Looks(times=3, records=20, keep=("unprotected/clipped",))):
+        model = network().insert(2, nn.Dropout(0.3))
+        ours = Trainer(
+            model, LOSS, torch.optim.SGD(model.parameters(), lr=0.5), max_grad_norm=0.3, sample_rate=0.2,
+            expected_batch_size=40, noise_multiplier=2.0, target_delta=1e-5, steps=6, noise=SeededNoise(0),
+            progress=False,
+        )  # fmt: skip
+        if looks is not None:
+            looks.along(ours, PRIVATE)
+        torch.manual_seed(7)
+        ours.fit(PRIVATE)
+        weights.append(torch.cat([p.detach().flatten() for p in ours.model.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_a_look_sees_noise_before_clipping_and_fair_weights_as_a_step_does():
+    noisy = dataclasses.replace(dp_sgd(), pre_noise=5.0)
+    fair = dataclasses.replace(dp_sgd(), clip=Fair(strength=3.0, reference=0.1, most=4.0))
+    for method, bound in ((noisy, 1.0), (fair, 1000.0)):
+        ours = trainer(method)
+        ours.max_grad_norm = bound
+        found: list[dict] = []
+        ours.observers = (Diagnostics(found.append, every=1),)
+        view = look(ours, PRIVATE.inputs, PRIVATE.targets)
+        ours.fit(PRIVATE)
+        seen = Diagnostics(print).record(view)
+        plain = Diagnostics(print).record(look(trainer(), PRIVATE.inputs, PRIVATE.targets))
+        for name in ("unprotected/clipped", "unprotected/bias/ratio"):
+            assert seen[name] == pytest.approx(found[0][name], rel=0.3), name
+        assert seen["unprotected/bias/ratio"] != pytest.approx(plain["unprotected/bias/ratio"], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [gep(PUBLIC, rank=6), dataclasses.replace(dp_sgd(), clip=Fair(strength=0.5, reference=1.0))],
+    ids=["gep", "fair"],
+)
+def test_scaling_is_not_clipping(method):
+    for bound, clipped in ((1000.0, 0.0), (1e-6, 1.0)):
+        ours = trainer(method, steps=1)
+        ours.max_grad_norm = bound
+        found: list[dict] = []
+        ours.observers = (Diagnostics(found.append, every=1),)
+        (record,) = ours.fit(PRIVATE).history
+        assert found[0]["unprotected/clipped"] == record["unprotected/clipped"] == clipped
+
+
+def test_public_records_without_a_gradient_are_survived():
+    hinge = lambda outputs, targets: (1 - outputs.squeeze(1) * targets).clamp_min(0)
+    model = nn.Linear(5, 1).double()
+    far = Records(
+        torch.full((8, 5), 100.0).double(), torch.sign(model(torch.full((8, 5), 100.0).double())).squeeze(1).detach()
+    )
+    found: list[dict] = []
+    ours = Trainer(
+        model, hinge, torch.optim.SGD(model.parameters(), lr=1e-9), sample_rate=0.2, expected_batch_size=40,
+        noise_multiplier=1.0, target_delta=1e-5, steps=2, noise=SeededNoise(0), progress=False,
+        observers=[Diagnostics(found.append, every=1, public=far)],
+    )  # fmt: skip
+    ours.fit((PRIVATE.inputs, PRIVATE.targets.double() - 1))
+    assert [one["public/skew"] for one in found] == [0.0, 0.0]
+    assert diagnostic_pictures(found)
 
 
 def test_the_subspace_does_not_drift_while_the_weights_stand_still():

@@ -26,7 +26,7 @@ from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
 from gnomon.reproduce.run import as_coded, cells_of, command, write
 from gnomon.reproduce.series import Series
-from gnomon.reproduce.words import three
+from gnomon.reproduce.words import accounted, three
 from gnomon.store import Store, packed, unpacked
 from gnomon.validate import SettingError
 
@@ -222,6 +222,19 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert re.search(r"<button[^>]*>σ 5, ε \d\.\d{3}</button>", page)
     assert re.search(r">[\d.]+ ± [\d.]+\n\(80.0 ± 1.5\)</td>", page)
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
+
+
+def test_an_axis_of_budgets_is_for_the_accounting_that_its_noise_is_worked_out_for(tmp_path):
+    settings = TOY["settings"] | {"sampler": "shuffled"}
+    other = toy(tmp_path, axis="target-epsilon", settings=settings, lines={"DP-SGD": {"method": "dp-sgd"}})
+    with pytest.raises(SettingError, match="poisson, pld"):
+        cells_of(other, other.lines[0], 5.0)
+    shuffled = toy(tmp_path, settings=settings)
+    assert accounted(shuffled) == "Shuffled, PLD"
+    mixed = toy(
+        tmp_path, lines={"a": {"method": "dp-sgd"}, "b": {"method": "dp-sgd", "settings": {"accountant": "rdp"}}}
+    )
+    assert accounted(mixed) == "as each line samples"
 
 
 def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, capsys):

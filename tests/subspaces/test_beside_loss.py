@@ -81,7 +81,7 @@ def test_noise_on_the_loss_has_the_ratio_of_multipliers():
     joint = UpdateAndLoss(ratio).joint(1.0)
     noise = SeededNoise(5)
     for _ in range(draws):
-        basis.lift(Door(basis.like, 0.3 * joint, sigma / joint, 20.0, noise).release())
+        basis.keep(Door(basis.like, 0.3 * joint, sigma / joint, 20.0, noise).release())
     deviation = torch.tensor(space.released).std()
     assert float(deviation) == pytest.approx(ratio * sigma * most / 20, rel=0.1)
 

@@ -18,13 +18,17 @@ def records(config: TrainConfig, source: Source) -> Split:
     >>> len(split.private), len(split.public)
     (1400, 37)
     """
-    public = public_count(config) if uses_public(config) else 0
+    size, used = len(source.train), uses_public(config)
+    public = public_count(config) if used else 0
     if config.private is None and public == 0:
         return Split(source.train, source.train[:0])
-    if public >= len(source.train):
-        raise SettingError("public", public, f"fewer than the {len(source.train)} records of the data set")
-    private = config.private if config.private is not None else len(source.train) - public
-    return public_private(source.train, private=private, public=public, seed=config.split_seed)
+    if public >= size:
+        raise SettingError("public", public, f"fewer than the {size} records of the data set")
+    private = config.private if config.private is not None else size - public
+    if not used and config.public and private + config.public <= size:
+        public = config.public  # set aside and not read, so that all methods of a comparison protect the same records
+    split = public_private(source.train, private=private, public=public, seed=config.split_seed)
+    return split if used else Split(split.private, source.train[:0])
 
 
 def public_count(config: TrainConfig) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.clipping.rules import ClipRule, Flat, finite
+from gnomon.clipping.rules import ClipRule, Flat, finite, uncut
 
 FLAT = Flat()
 
@@ -62,6 +62,9 @@ class Fair:
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         return self.inner.weights(norms, bound)
 
+    def uncut(self, norms: Tensor) -> Tensor:
+        return uncut(self.inner, norms)
+
     def given(self, losses: Tensor) -> ClipRule:
         inner = for_losses(self.inner, losses)
         if self.reference is None:
@@ -80,6 +83,9 @@ class _Scaled:
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         return finite(self.factors * self.inner.weights(self.factors * norms, bound), norms)
+
+    def uncut(self, norms: Tensor) -> Tensor:
+        return self.factors * uncut(self.inner, norms)
 
 
 @dataclass(frozen=True)
@@ -117,3 +123,7 @@ class UpdateAndLoss:
         updates = self.inner.weights(norms[:, :-1], bound / self.joint(1.0))
         wide = updates.expand(-1, norms.shape[1] - 1)
         return finite(torch.cat([wide, torch.ones_like(norms[:, -1:])], 1), norms)
+
+    def uncut(self, norms: Tensor) -> Tensor:
+        updates = uncut(self.inner, norms[:, :-1]).expand(-1, norms.shape[1] - 1)
+        return torch.cat([updates, torch.ones_like(norms[:, -1:])], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,23 @@ class ClipRule(Protocol):
         """For statements and logs."""
 
     def weights(self, norms: Tensor, bound: float) -> Tensor: ...
+
+
+@runtime_checkable
+class Scaling(Protocol):
+    """A rule that also scales samples which it leaves whole."""
+
+    def uncut(self, norms: Tensor) -> Tensor:
+        """Their weights, in the shape of those of `weights`."""
+
+
+def uncut(rule: ClipRule, norms: Tensor) -> Tensor:
+    """What samples weigh that a rule does not clip.
+
+    >>> uncut(Flat(), torch.zeros(2, 3)).squeeze(1)
+    tensor([1., 1.])
+    """
+    return rule.uncut(norms) if isinstance(rule, Scaling) else torch.ones_like(norms[:, :1])
 
 
 def total(norms: Tensor) -> Tensor:
@@ -166,3 +183,8 @@ class EmbeddingAndResidual:
         first = self.inner.weights(norms[:, :1], bound) * self.scales[0]
         rest = self.inner.weights(norms[:, 1:], self.residual * bound) * self.scales[1]
         return finite(torch.cat([first, rest.expand(-1, norms.shape[1] - 1)], 1), norms)
+
+    def uncut(self, norms: Tensor) -> Tensor:
+        first = uncut(self.inner, norms[:, :1]) * self.scales[0]
+        rest = uncut(self.inner, norms[:, 1:]) * self.scales[1]
+        return torch.cat([first, rest.expand(-1, norms.shape[1] - 1)], 1)

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.clipping import ClipRule, Flat
+from gnomon.clipping import Flat
 from gnomon.data import Loader
 from gnomon.diagnose.clipping import length, signal_to_noise
 from gnomon.diagnose.cloud import spread
 from gnomon.diagnose.overlap import angles, skew
 from gnomon.diagnose.portrait import SHOWN, Sitter, portrait
 from gnomon.diagnose.spectrum import gram
-from gnomon.release import Admitted
-from gnomon.release.door import bounded, lengths
+from gnomon.release.door import admission
 from gnomon.subspaces import Basis, projected
 from gnomon.subspaces.basis import AmbientBasis
+from gnomon.subspaces.beside_loss import BesideLossBasis
 from gnomon.subspaces.eigenspace import SharedBasis, TensorBases, mixing
 from gnomon.subspaces.embedding import EmbeddingBasis
 from gnomon.subspaces.gaussian_sketch import SketchBasis
@@ -139,9 +139,10 @@ class Diagnostics:
     def _of_private(self, view: View, shared: SharedBasis | None) -> dict[str, Any]:
         """The portrait of the step's updates, and how they compare with the noise."""
         ambient = isinstance(view.basis, AmbientBasis)
-        own = made_of_public(view.basis)
+        basis = view.basis.inner if isinstance(view.basis, BesideLossBasis) else view.basis  # a loss is no direction
+        own = made_of_public(basis)
         public = shared if own is None else own
-        sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(view.basis, public), public)
+        sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(basis, public), public)
         if not ambient and view.method.project == "before":
             sitter = replace(sitter, seen=view.basis.coordinates(view.updates), lift=view.basis.lift)
         elif not ambient:
@@ -183,15 +184,3 @@ def dimensions(view: View) -> float:
     """In how many dimensions the noise of a step reaches the model: `|V 1|^2`, for orthonormal V and for masks."""
     ones = {name: torch.ones_like(value) for name, value in view.basis.like.items()}
     return length(view.basis.lift(ones)) ** 2
-
-
-def admission(updates: Updates, rule: ClipRule, bound: float) -> Admitted:
-    """The weights and norms with which the door would let updates in, without a door.
-
-    >>> from gnomon.updates import Dense
-    >>> updates = Updates({"w": Dense(torch.tensor([[3.0, 4.0]]))}, torch.zeros(1))
-    >>> admission(updates, Flat(), 1.0).weights.round(decimals=3)
-    tensor([[0.2000]], dtype=torch.float64)
-    """
-    norms = lengths(updates)
-    return Admitted(bounded(rule.weights(norms.clone(), bound), norms, bound), norms)

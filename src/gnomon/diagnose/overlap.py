@@ -27,8 +27,12 @@ def skew(overlap: Tensor) -> tuple[float, float]:
 
     >>> skew(torch.eye(2)), skew(torch.zeros(2, 2))
     ((0.0, 0.0), (1.0, 1.0))
+    >>> skew(torch.zeros(0, 0))
+    (0.0, 0.0)
     """
     ours, theirs = overlap.shape
+    if ours + theirs == 0:  # no gradients, no directions: nothing differs
+        return 0.0, 0.0
     values = torch.linalg.svdvals(overlap).clamp(0, 1)
     spectral = 1.0 if ours != theirs else float((1 - values[-1] ** 2).clamp_min(0).sqrt())
     frobenius = (ours + theirs - 2 * float(values.square().sum())) / (ours + theirs)

@@ -41,9 +41,11 @@ class Sitter:
 
     def select(self, index: Tensor) -> Sitter:
         """Some of the samples."""
-        admitted = Admitted(self.admitted.weights[index], self.admitted.norms[index])
         return dataclasses.replace(
-            self, updates=self.updates.select(index), seen=self.seen.select(index), admitted=admitted
+            self,
+            updates=self.updates.select(index),
+            seen=self.seen.select(index),
+            admitted=self.admitted.select(index),
         )
 
 
@@ -68,10 +70,11 @@ def portrait(
     record: dict[str, Any] = {
         "spectrum": values[:shown].tolist(),
         "gap": gap(values, rank),
+        "gap/rank": rank,
         "components": components(true),
         "norms": quantiles(updates.norms()),
         "norms/mean": float(updates.norms().mean()),
-        "clipped": float((weights < 1).any(1).double().mean()),
+        "clipped": float(sitter.admitted.clipped.double().mean()),
         "incremental": float((lengths - bound).clamp_min(0).mean()) / unit,
         "bias/cosine": off.cosine,
         "bias/ratio": off.ratio,

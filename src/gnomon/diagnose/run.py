@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from gnomon import validate
 from gnomon.data import Loader
 from gnomon.data.sampling import shuffle
-from gnomon.diagnose.observer import Diagnostics, admission
+from gnomon.diagnose.observer import Diagnostics
 from gnomon.release import SecureNoise
+from gnomon.release.door import admission
 from gnomon.training.trainer import Trainer
 from gnomon.training.view import View
+from gnomon.updates.untouched import untouched
 
 
 def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:
@@ -73,12 +75,15 @@ def look(trainer: Trainer, inputs: Any, targets: Any, *, step: int | None = None
 
     Without a number it is the step after the last one that is planned.
     """
-    moment, method = trainer.moment(), trainer.method
+    moment, method, own = trainer.moment(), trainer.method, SecureNoise()
     # a new basis may need public randomness, and must not take it from the run's
-    moment = dataclasses.replace(moment, step=trainer.plan.steps if step is None else step, randomness=SecureNoise())
-    basis = method.subspace.basis(moment)
-    updates = method.update(moment.model, moment.loss, inputs, targets)
+    moment = dataclasses.replace(moment, step=trainer.plan.steps if step is None else step, randomness=own)
+    with untouched(moment.model):
+        basis = method.subspace.basis(moment)
+        updates = method.update(moment.model, moment.loss, inputs, targets)
     seen = basis.coordinates(updates) if method.project == "before" else updates
+    if method.pre_noise:
+        seen = seen.perturbed(method.pre_noise, own.normal)
     admitted = admission(seen, method.clip, trainer.max_grad_norm)
     return View(
         moment, method, basis, updates, admitted,

@@ -37,10 +37,16 @@ def gap(values: Tensor, rank: int) -> float:
 
     >>> gap(torch.tensor([4.0, 2.0, 1.0]), 2)
     0.25
+
+    So many gradients have so many eigenvalues; the next one is zero.
+
+    >>> gap(torch.tensor([4.0, 2.0, 1.0]), 3)
+    0.25
     """
-    if rank >= len(values) or float(values[0]) == 0:
+    if rank > len(values) or float(values[0]) == 0:
         return 0.0
-    return float((values[rank - 1] - values[rank]) / values[0])
+    following = values[rank] if rank < len(values) else 0.0
+    return float((values[rank - 1] - following) / values[0])
 
 
 def components(vector: Mapping[str, Tensor], points: int = 40) -> list[list[float]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.clipping import ClipRule, for_losses
-from gnomon.clipping.rules import total
+from gnomon.clipping.rules import total, uncut
 from gnomon.release.noise import NoiseSource
 from gnomon.updates import Updates
 
@@ -36,12 +36,24 @@ GRID_BITS = 20
 class Admitted(NamedTuple):
     """How a batch came through the door: each sample's weights, and its norms before them, by block. Private.
 
-    >>> Admitted(weights=torch.tensor([[0.5]]), norms=torch.tensor([[2.0]])).weights
-    tensor([[0.5000]])
+    >>> Admitted(weights=torch.tensor([[0.5]]), norms=torch.tensor([[2.0]])).clipped
+    tensor([True])
     """
 
     weights: Tensor
     norms: Tensor
+    uncut: Tensor | float = 1.0
+    """What samples weigh that their clip rule leaves whole."""
+
+    @property
+    def clipped(self) -> Tensor:
+        """Whether each sample was cut, (B,)."""
+        return (self.weights < self.uncut).any(1)
+
+    def select(self, index: Tensor) -> Admitted:
+        """Some of the samples."""
+        uncut = self.uncut[index] if isinstance(self.uncut, Tensor) else self.uncut
+        return Admitted(self.weights[index], self.norms[index], uncut)
 
 
 @dataclass
@@ -96,14 +108,13 @@ class Door:
         """Add the clipped updates of a physical batch. What it returns is private."""
         if not self._open:
             raise RuntimeError("this step has been released; open a new one")
-        norms = lengths(updates)
-        rule = for_losses(rule, updates.losses)
-        weights = bounded(rule.weights(norms.clone(), self.max_grad_norm), norms, self.max_grad_norm)
+        admitted = admission(updates, rule, self.max_grad_norm)
+        weights = admitted.weights
         if len(updates):
-            wide = weights if weights.shape[1] == norms.shape[1] else weights.squeeze(1)
+            wide = weights if weights.shape[1] == admitted.norms.shape[1] else weights.squeeze(1)
             for name, part in updates.weighted_sum(wide).items():
                 self._sum[name] = self._sum[name].add_(part) if name in self._sum else part
-        return Admitted(weights, norms)
+        return admitted
 
     def release(self) -> dict[str, Tensor]:
         """The noisy sum divided by the expected batch size, by parameter. Once only."""
@@ -122,6 +133,19 @@ class Door:
                     part.copy_(noised(part, self._deviation, self.noise))
             released[name] = flat.div_(self.expected_batch_size).view(like.shape).to(like.dtype)
         return released
+
+
+def admission(updates: Updates, rule: ClipRule, bound: float) -> Admitted:
+    """How updates come through a door with this rule and bound. Private.
+
+    >>> from gnomon.clipping import Flat
+    >>> from gnomon.updates import Dense
+    >>> updates = Updates({"w": Dense(torch.tensor([[3.0, 4.0]]))}, torch.zeros(1))
+    >>> admission(updates, Flat(), 1.0).weights.round(decimals=3)
+    tensor([[0.2000]], dtype=torch.float64)
+    """
+    norms, told = lengths(updates), for_losses(rule, updates.losses)
+    return Admitted(bounded(told.weights(norms.clone(), bound), norms, bound), norms, uncut(told, norms))
 
 
 def lengths(updates: Updates) -> Tensor:

@@ -11,6 +11,7 @@ from gnomon.report.picture import BLUE, COLOURS, GREY, RUST, Picture, blank, leg
 
 Records = Sequence[dict[str, Any]]
 GREEN = COLOURS[2]
+ENERGY = "unprotected/energy"
 SOURCES = {"unprotected": "private gradients", "public": "public gradients"}
 
 
@@ -88,7 +89,9 @@ def _spectrum(records: Records, source: str) -> Picture | None:
     axes.set_ylabel("eigenvalue")
     legend(axes)
     gap = mine[-1].get(f"{source}/gap")
-    told = "" if gap is None else f" Eigen-gap at the chosen rank at the end: {gap:.2g} of the largest."
+    rank = mine[-1].get(f"{source}/gap/rank")
+    behind = "at the chosen rank" if rank is None else f"behind the first {rank}"
+    told = "" if gap is None else f" Eigen-gap {behind} at the end: {gap:.2g} of the largest."
     caption = f"Eigenvalues of the second moment of {SOURCES[source]}.{told}"
     first, last = mine[0][key], mine[-1][key]
     alt = (
@@ -117,9 +120,27 @@ def _components(records: Records) -> Picture | None:
     return Picture("components", caption, alt, figure, source == "unprotected")
 
 
+SUBSPACES = {
+    "method": ("private gradients", RUST, "the method's public subspace"),
+    "diagnosis": ("private gradients, no projection yet", GREEN, "the subspace of the public records"),
+    "": ("private gradients", RUST, "the public subspace"),
+}
+"""Where the energy of private gradients was looked for: a line, its colour, and the place in words."""
+
+
 def _subspace(records: Records) -> Picture | None:
+    kinds = _kinds(records)
+    records = [one | {f"{ENERGY}/in {one.get(f'{ENERGY}/of', '')}": one.get(ENERGY)} for one in records]
     lines = (
-        Line("unprotected/energy", "private gradients", RUST, value=_middle),
+        *(
+            Line(
+                f"{ENERGY}/in {kind}",
+                SUBSPACES[kind][0] if len(kinds) > 1 else "private gradients",
+                SUBSPACES[kind][1],
+                value=_middle,
+            )
+            for kind in kinds
+        ),
         Line("public/energy", "held-out public gradients", BLUE, value=_middle),
         Line("public/skew/frobenius", "skew between halves of the public records", GREY, "--"),
     )
@@ -129,15 +150,19 @@ def _subspace(records: Records) -> Picture | None:
     return picture
 
 
+def _kinds(records: Records) -> dict[str, dict[str, Any]]:
+    """In which subspaces private energy was measured, each with its last record."""
+    return {record.get(f"{ENERGY}/of", ""): record for record in _with(records, ENERGY)}
+
+
 def _of_energy(records: Records) -> str:
     """What the lines about energy show, in which subspace each."""
-    said = []
-    if private := _with(records, "unprotected/energy"):
-        own = {
-            "method": "the method's public subspace",
-            "diagnosis": "the subspace of the public records",
-        }.get(private[-1].get("unprotected/energy/of", ""), "the public subspace")
-        said.append(f"private gradients in {own}{_rank(private[-1], 'unprotected')}")
+    kinds = _kinds(records)
+    said = [
+        f"private gradients in {SUBSPACES[kind][2]}{_rank(last, 'unprotected')}"
+        + (" until projection starts" if kind == "diagnosis" and len(kinds) > 1 else "")
+        for kind, last in kinds.items()
+    ]
     if public := _with(records, "public/energy"):
         half = "that" if said else "the subspace"
         said.append(f"held-out public gradients in {half} of the other half{_rank(public[-1], 'public')}")

@@ -103,21 +103,22 @@ def _of_training(run: TrainingRun) -> Section:
     config = {key.replace("-", "_"): value for key, value in run.config.items()}
     seconds = run.history[-1].get("seconds") if run.history else None
     doubts = _doubts(run)
+    claim = _claims(run)
     return Section(
         title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
         slug=run.name,
         kind="run",
-        pictures=training_pictures(run.history, run.public_only.get("accuracy")),
+        pictures=training_pictures(run.history, run.public_only.get("accuracy"), claim=claim or not statement),
         inside=diagnostic_pictures(run.diagnostics),
         command=run_command(config, deployed=run.deployed),
         repeatable=not run.deployed,
         promise=doubts or (promise(statement) if statement else [UNFINISHED]),
-        guarantee=statement.get("guarantee") and not doubts,
+        guarantee=claim,
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
         terms=_terms(statement) if statement else [],
         caveats=list(statement.get("caveats", [])),
         not_covered=list(statement.get("not_covered", [])),
-        ledger=_ledger(run.ledger),
+        ledger=_ledger(run.ledger, statement.get("delta")),
         audit=run.audit,
         environment=environment_of(run.environment),
         seeded=config.get("insecure_noise_seed") is not None,
@@ -137,6 +138,11 @@ def _doubts(run: TrainingRun) -> list[str]:
     return said
 
 
+def _claims(run: TrainingRun) -> bool:
+    """Whether the run's epsilon is a promise."""
+    return bool(run.statement.get("guarantee")) and not _doubts(run)
+
+
 def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     last = run.history[-1] if run.history else {}
     statement = run.statement
@@ -146,8 +152,7 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     if run.public_only.get("accuracy") is not None:
         facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:
-        value = digits(statement.get("epsilon"))
-        facts.append(("epsilon", "no claim" if _doubts(run) else value))
+        facts.append(("epsilon", digits(statement.get("epsilon")) if _claims(run) else "no claim"))
         facts.append(("delta", f"{statement['delta']:g}"))
         facts.append(("noisy steps", f"{statement['steps']:,}"))
     return facts
@@ -167,12 +172,15 @@ def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _ledger(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]]:
     if not ledger:
         return []
-    spent, budget = ledger.get("epsilon"), ledger.get("budget")
+    spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
+    terms = ([] if delta is None else [f"delta = {delta:g}"]) + [
+        str(ledger[key]) for key in ("adjacency",) if key in ledger
+    ]
     said = [
-        ("epsilon of all runs together", digits(spent)),
+        ("epsilon of all runs together", f"{spent} ({', '.join(terms)})" if terms else spent),
         ("runs", str(ledger.get("runs", "unknown"))),
         ("steps reserved", str(ledger.get("steps", "unknown"))),
     ]
@@ -248,9 +256,8 @@ def _overview(found: Sequence[Found]) -> Table | None:
     for run in runs:
         last = run.history[-1] if run.history else {}
         accuracy, epsilon = last.get("validation/accuracy"), run.statement.get("epsilon")
-        doubts = _doubts(run)
-        claim = "yes" if run.statement.get("guarantee") and not doubts else "no"
-        epsilon = None if doubts else epsilon
+        claim = "yes" if _claims(run) else "no"
+        epsilon = epsilon if claim == "yes" else None
         rows.append(
             (
                 (run.name, run.name),

@@ -13,19 +13,20 @@ from gnomon.report.picture import BLUE, GREY, RUST, Picture, blank, legend
 History = Sequence[dict[str, Any]]
 
 
-def training_pictures(history: History, public_only: float | None = None) -> list[Picture]:
+def training_pictures(history: History, public_only: float | None = None, *, claim: bool = True) -> list[Picture]:
     """Accuracy, loss, budget, norms and traffic against epochs or rounds, as far as the run recorded them.
 
-    `public_only` is the accuracy that the run's public records give alone: the line to be above.
+    `public_only` is the accuracy that the run's public records give alone: the line to be above. Without a `claim`,
+    epsilon is what the settings would cost, and pictures say so.
 
     >>> [one.name for one in training_pictures([{"epoch": 1.0, "epsilon": 0.5, "validation/accuracy": 0.9}])]
     ['accuracy', 'price', 'budget']
     """
     made = [
         _accuracy(history, public_only),
-        _price(history, public_only),
+        _price(history, public_only, claim),
         _losses(history),
-        _budget(history),
+        _budget(history, claim),
         _beyond(history),
         _traffic(history),
     ]
@@ -70,7 +71,7 @@ def _accuracy(history: History, public_only: float | None) -> Picture | None:
     return Picture("accuracy", "Accuracy on the test set while training.", alt, figure)
 
 
-def _price(history: History, public_only: float | None) -> Picture | None:
+def _price(history: History, public_only: float | None, claim: bool) -> Picture | None:
     """What each bit of privacy bought."""
     found = [
         (row["epsilon"], 100 * row["validation/accuracy"])
@@ -84,11 +85,20 @@ def _price(history: History, public_only: float | None) -> Picture | None:
     axes.plot(spent, values, dots(values), color=RUST, markersize=4)
     axes.set_xlim(0, 1.05 * max(spent) or 1)
     axes.set_ylim(0, 100)
-    axes.set_xlabel("epsilon spent")
+    axes.set_xlabel(_spent(claim))
     axes.set_ylabel("test accuracy (%)")
     alt = f"Test accuracy against epsilon: {values[-1]:.1f} % at epsilon {spent[-1]:.3g}."
     alt += _public_line(axes, public_only)
-    return Picture("price", "Accuracy against privacy spent while training.", alt, figure)
+    return Picture("price", f"Accuracy against privacy spent while training.{_unclaimed(claim)}", alt, figure)
+
+
+def _spent(claim: bool) -> str:
+    """What an axis of epsilon shows."""
+    return "epsilon spent" if claim else "epsilon by the settings"
+
+
+def _unclaimed(claim: bool) -> str:
+    return "" if claim else " This is what the settings would cost: the run makes no privacy claim."
 
 
 def _public_line(axes: Axes, accuracy: float | None) -> str:
@@ -122,7 +132,7 @@ def _losses(history: History) -> Picture | None:
     return Picture("loss", "Loss while training.", f"Loss against {unit(history)}s: {'; '.join(said)}.", figure, raw)
 
 
-def _budget(history: History) -> Picture | None:
+def _budget(history: History, claim: bool) -> Picture | None:
     epochs, values = series(history, "epsilon")
     if not values:
         return None
@@ -130,9 +140,9 @@ def _budget(history: History) -> Picture | None:
     axes.plot(epochs, values, dots(values), color=RUST, markersize=4)
     axes.set_ylim(0, 1.1 * max(values) or 1)
     axes.set_xlabel(unit(history))
-    axes.set_ylabel("epsilon spent")
+    axes.set_ylabel(_spent(claim))
     alt = f"Privacy spent against {unit(history)}s: epsilon rises from {values[0]:.3g} to {values[-1]:.3g}."
-    return Picture("budget", "Privacy spent while training.", alt, figure)
+    return Picture("budget", f"Privacy spent while training.{_unclaimed(claim)}", alt, figure)
 
 
 def _beyond(history: History) -> Picture | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, reading, series_of
-from gnomon.reproduce.words import difference, head, named, spoken, spread, three
+from gnomon.reproduce.words import accounted, difference, head, named, spoken, spread, three
 from gnomon.store import ALONG, INFINITE, finite, made_with, made_words, rounded
 
 
@@ -228,7 +228,7 @@ def _epsilons(experiment: Experiment, rows: Sequence[Row], values: Sequence[floa
     """What the paper printed, what is true, and what the published code's batches would cost."""
     kinds = (
         ("epsilon as published", lambda row: row.paper_epsilon),
-        ("epsilon, true for our runs (Poisson, PLD)", lambda row: row.epsilon),
+        (f"epsilon, true for our runs ({accounted(experiment)})", lambda row: row.epsilon),
         (f"epsilon if done as in the code of PDP-SGD: {experiment.as_coded_words}", lambda row: row.as_coded_epsilon),
     )
     private = [row for row in rows if row.epsilon > 0]

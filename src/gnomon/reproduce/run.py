@@ -110,7 +110,9 @@ def cells_of(experiment: Experiment, line: Line, value: float) -> list[compare.C
     if label == compare.PUBLIC_ONLY:
         return compare.grid(base, [label], [1.0], experiment.seeds)
     level = _level(experiment, base, line, value)
-    return compare.grid(base, [label], [level], experiment.seeds, experiment.looking)
+    cells = compare.grid(base, [label], [level], experiment.seeds, experiment.looking)
+    asked = experiment.measure_of(line) == compare.TRAIN_ACCURACY
+    return [dataclasses.replace(cell, scored_on_train=asked) for cell in cells]
 
 
 def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) -> float:
@@ -120,7 +122,14 @@ def _level(experiment: Experiment, base: TrainConfig, line: Line, value: float) 
         given = base.with_settings(line.settings | line.at.get(value, {}))
         if given.private is None:
             raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
-        rate = given.batch_size / given.private
+        if (given.sampler, given.accountant, given.adjacency) != ("poisson", "pld", None):
+            allowed = (
+                f"poisson, pld and no adjacency of its own, for an axis of {BUDGET}; others can be run at given noise"
+            )
+            raise SettingError(
+                "sampler, accountant, adjacency", (given.sampler, given.accountant, given.adjacency), allowed
+            )
+        rate = given.batch_size / (given.dataset_size or given.private)
         return calibrated(value, rate, steps_of(given.epochs, Poisson(rate)), given.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")

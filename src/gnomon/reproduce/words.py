@@ -34,6 +34,22 @@ def words(experiment: Experiment) -> str:
     return f"{name} ({experiment.unit})" if experiment.unit else name
 
 
+def accounted(experiment: Experiment) -> str:
+    """How batches were drawn and epsilon was worked out.
+
+    >>> from gnomon.reproduce.files import read_experiment
+    >>> accounted(read_experiment("pcdp-table2"))
+    'Poisson, PLD'
+    """
+    every = [
+        experiment.base.with_settings(line.settings | own)
+        for line in experiment.lines
+        for own in (line.at.values() if line.at else [{}])
+    ]
+    kinds = {f"{one.sampler.capitalize()}, {one.accountant.upper()}" for one in every}
+    return kinds.pop() if len(kinds) == 1 else "as each line samples"
+
+
 def head(experiment: Experiment) -> str:
     """What the numbers of a table are, with their unit: what all its lines measure, or what they have in common.
 

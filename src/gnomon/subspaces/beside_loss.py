@@ -59,7 +59,7 @@ class BesideLossBasis:
     """The inner basis with one coordinate more."""
 
     def __init__(self, inner: Basis, about: BesideLoss) -> None:
-        self._inner, self._about = inner, about
+        self.inner, self._about = inner, about
         self._scale = about.bound / (about.ratio * about.most)
         first = next(iter(inner.like.values()))
         self.like = {**inner.like, LOSS: first.new_zeros(1)}
@@ -67,13 +67,15 @@ class BesideLossBasis:
     @property
     def rank(self) -> int | None:
         """The inner rank: the loss is not a direction."""
-        return getattr(self._inner, "rank", None)
+        return getattr(self.inner, "rank", None)
 
     def coordinates(self, updates: Updates) -> Updates:
-        inner = self._inner.coordinates(updates)
+        inner = self.inner.coordinates(updates)
         loss = updates.losses.clamp(0.0, self._about.most).mul(self._scale)[:, None]
         return Updates({**inner.leaves, LOSS: Dense(loss)}, updates.losses)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self._about.released.append(float(vector[LOSS]) / self._scale)
-        return self._inner.lift({name: value for name, value in vector.items() if name != LOSS})
+        return self.inner.lift({name: value for name, value in vector.items() if name != LOSS})
+
+    def keep(self, released: Mapping[str, Tensor]) -> None:
+        self._about.released.append(float(released[LOSS]) / self._scale)

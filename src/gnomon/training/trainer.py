@@ -23,7 +23,7 @@ from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
-from gnomon.subspaces import Basis, Moment, inside, seeing
+from gnomon.subspaces import Basis, Keeping, Moment, inside, seeing
 from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
@@ -382,6 +382,8 @@ class Trainer:
             unmoved.restore()
             refuse_touched(touched)
         released = door.release()
+        if isinstance(basis, Keeping):
+            basis.keep(released)
         moved = released if before or between else inside(basis, released)
         sign = -1.0 if self.method.displaces else 1.0  # where to go, not how steep it is
         self.method.step.move(self._parameters, basis, moved, self.optimizer, sign)

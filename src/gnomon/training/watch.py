@@ -41,7 +41,7 @@ class Watch:
         counts = torch.isfinite(admitted.norms).all(1)
         self.left_out += int((~counts).sum())
         self.losses += float(updates.losses.double()[counts].sum())
-        self.clipped += int((admitted.weights < 1).any(1)[counts].sum())
+        self.clipped += int(admitted.clipped[counts].sum())
         self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
 
     def record(self) -> Record:
