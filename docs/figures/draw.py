@@ -64,7 +64,13 @@ def audited(path: Path) -> None:
     audit_scores(audit(trainer, progress=True), path)
 
 
-MAIN_LINES = ("DP-SGD", "PDP-SGD, k = 100", "PCDP-SGD, one subspace", "public records alone")
+MAIN_LINES = (
+    "DP-SGD",
+    "PDP-SGD, k = 100",
+    "PCDP-SGD, one subspace",
+    "DP-SGD from a public start",
+    "public records alone",
+)
 MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
     "projections.png": ("pcdp-table2", MAIN_LINES),
     "projections-fashion.png": ("pcdp-table3", MAIN_LINES),
@@ -79,6 +85,7 @@ MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
     "pdp-figure3-fashion.png": ("pdp-figure3-fashion", ()),
     "pdp-figure7.png": ("pdp-figure7", ()),
     "pdp-figure8.png": ("pdp-figure8", ()),
+    "pdp-figure9.png": ("pdp-figure9", ()),
 }
 """By file, the experiment whose picture it is and the lines that it shows, or () for all."""
 
