@@ -206,6 +206,22 @@ def test_broken_and_missing_folders_are_named(tmp_path):
     assert not (place / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("comparison.json", '{"settings": {"data": "digits"}, "cells": []}'),
+        ("cells/a.json", '{"label": "dp-sgd", "noise_multiplier": 8.0, "history": [1, 2]}'),
+    ],
+)
+def test_files_that_do_not_fit_together_are_told_with_their_folder(tmp_path, file, text):
+    place = folder_of_a_comparison(tmp_path / "compared")
+    (place / file).write_text(text)
+    with pytest.raises(SettingError, match=r"compared.*damaged or was edited") as raised:
+        report([place])
+    assert raised.value.__cause__ is not None
+    assert not (place / "report.html").exists()
+
+
 def test_pictures_are_files_too(tmp_path):
     page = report_with_figures([folder_of_a_run(tmp_path / "run")])
     figures = page.with_name("report-figures")

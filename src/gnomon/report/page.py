@@ -47,8 +47,8 @@ def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: boo
     """
     if not folders:
         raise SettingError("run", None, "at least one folder of a run")
-    found = [read_run(folder, unprotected=unprotected) for folder in folders]
-    sections = _named([section(one) for one in found])
+    read = [_read(folder, unprotected) for folder in folders]
+    found, sections = [run for run, _ in read], _named([said for _, said in read])
     overview = _overview(found)
     path = out if out is not None else (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     try:
@@ -59,6 +59,19 @@ def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: boo
     except OSError as error:
         raise SettingError("out", str(path), f"a file that can be written ({error.strerror})") from None
     return path
+
+
+def _read(folder: Path, unprotected: bool) -> tuple[Found, Section]:
+    """A folder and what to say about it. Where its files do not fit together the folder is named."""
+    try:
+        found = read_run(folder, unprotected=unprotected)
+        return found, section(found)
+    except SettingError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        allowed = f"one with files as gnomon writes them; something in it is damaged or was edited ({told})"
+        raise SettingError("run", str(folder), allowed) from error
 
 
 def _save(sections: Sequence[Section], folder: Path) -> None:
