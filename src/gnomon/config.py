@@ -202,10 +202,24 @@ def as_text(value: Any) -> str:
     return short if float(short) == value else repr(value)
 
 
+class _Unique(yaml.SafeLoader):
+    """Plain values alone, and no key twice: the first of two would be lost without a word."""
+
+
+def _mapping(loader: _Unique, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+    if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+        raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} stands there twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Unique.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file; an error that names the file otherwise."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.load(path.read_text(), _Unique)
     except FileNotFoundError:
         raise SettingError("config", str(path), "a YAML file that exists") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

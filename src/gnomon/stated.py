@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -66,7 +67,15 @@ def misfits(statement: Mapping[str, Any]) -> list[str]:
     []
     >>> misfits(said | {"epsilon": 0.1})
     ['noise multiplier 10, Poisson q = 0.025 and 3200 steps give epsilon 0.500 at delta = 1e-05, not 0.100']
+    >>> misfits(said | {"epsilon": None})
+    ['it promises privacy with epsilon None, which is no finite number']
     """
+    stated, promised = statement.get("epsilon"), statement.get("guarantee", False)
+    if not isinstance(promised, bool):
+        return [f"guarantee is {promised!r}, neither true nor false"]
+    finite = isinstance(stated, int | float) and not isinstance(stated, bool) and math.isfinite(stated)
+    if promised and not finite:
+        return [f"it promises privacy with epsilon {stated!r}, which is no finite number"]
     try:
         spent = recomputed(statement)
     except (ValueError, KeyError, TypeError) as error:
@@ -74,7 +83,7 @@ def misfits(statement: Mapping[str, Any]) -> list[str]:
     if spent is None:
         return []
     found, steps = _differences(statement, spent), counted(spent.steps, "step")
-    if _below(statement.get("epsilon"), spent):
+    if _below(stated, spent):
         found.append(
             f"noise multiplier {spent.noise_multiplier:.6g}, {spent.sampler} and {steps} give epsilon "
             f"{float(spent):.3f} at delta = {spent.delta:g}, not {statement['epsilon']:.3f}"

@@ -260,6 +260,9 @@ FORGED = {
     "an account without sense": {"account": {"sampler": {"kind": "poisson"}}},
     "words": {"sampler": "Poisson q = 0.001"},
     "a limit": {"accountant": "GDP limit", "account": None},
+    "no epsilon": {"epsilon": None},
+    "no number": {"epsilon": float("nan")},
+    "no yes": {"guarantee": "no"},
 }
 
 
@@ -297,7 +300,39 @@ def test_an_untouched_statement_keeps_its_promise_and_two_runs_stay_apart(real, 
 
 def test_an_old_statement_or_one_with_a_sketch_that_cannot_be_recomputed_is_taken_at_its_word(real, tmp_path):
     old = {"account": None, "files": None, "accountant": "exact sketched Gaussian", "epsilon": 0.1}
-    assert "is differentially private" in report([copied(real, tmp_path / "run", **old)]).read_text()
+    page = report([copied(real, tmp_path / "run", **old)]).read_text()
+    assert "is differentially private" in page
+    assert "could not be recomputed" in page
+    assert "could not be recomputed" not in report([real]).read_text()
+
+
+def test_a_run_that_went_on_after_its_statement_gets_no_promise(real, tmp_path):
+    place = copied(real, tmp_path / "run")
+    rows = (place / "metrics.jsonl").read_text()
+    last = json.loads(rows.splitlines()[-1])
+    (place / "metrics.jsonl").write_text(rows + json.dumps(last | {"step": last["step"] + 100, "epoch": 20.0}) + "\n")
+    page = report([place]).read_text()
+    assert f"covers {last['step']} steps, but the run has gone on to {last['step'] + 100}" in page
+    assert "is differentially private" not in page
+    (place / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows.splitlines()[:-1]))
+    assert "test accuracy after" in report([place]).read_text(), "its last line was lost"
+
+
+def test_a_run_that_was_killed_before_its_first_record_has_a_page(real, tmp_path):
+    place = tmp_path / "killed"
+    place.mkdir()
+    shutil.copy(real / "config.yaml", place)
+    assert "it did not finish" in report([place]).read_text()
+
+
+def test_pictures_that_no_page_wrote_stay(real, tmp_path):
+    own = tmp_path / "paper-figures" / "mine.png"
+    own.parent.mkdir()
+    own.write_bytes(b"mine")
+    for unprotected in (True, False):
+        report_with_figures([real], tmp_path / "paper.html", unprotected=unprotected)
+        assert own.read_bytes() == b"mine"
+        assert (own.parent / "norms.png").exists() == unprotected
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml"])

@@ -22,6 +22,7 @@ from gnomon.report.read import Reproduction
 from gnomon.report.reproduction import of_reproduction
 from gnomon.reproduce import available, read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
+from gnomon.reproduce.files import _cut
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
 from gnomon.reproduce.run import as_coded, cells_of, command, write
@@ -45,8 +46,8 @@ TOY = {
 
 
 def toy(tmp_path, **changes):
-    path = tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(TOY | changes))
+    path, given = tmp_path / "toy.yaml", _cut(TOY | changes) if "values" in changes else TOY | changes
+    path.write_text(yaml.safe_dump(given))
     return read_experiment(str(path))
 
 
@@ -222,6 +223,63 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert re.search(r"<button[^>]*>σ 5, ε \d\.\d{3}</button>", page)
     assert re.search(r">[\d.]+ ± [\d.]+\n\(80.0 ± 1.5\)</td>", page)
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
+
+
+MISTAKEN = {
+    "a stray value of a setting": ({"lines": {"A": {"method": "dp-sgd", "at": {7: {"lr": 9}}}}}, "A: at = 7"),
+    "a stray published number": ({"lines": {"A": {"method": "dp-sgd", "published": {7: 90}}}}, "A: published = 7"),
+    "a stray epsilon": ({"paper-epsilon": {7: 1.0}}, "paper-epsilon = 7"),
+    "a stray part of fast": ({"fast": {"epochs": 1}}, "fast = 'epochs'"),
+    "a stray part of family": (
+        {"family": {"setting": "lr", "values": [1], "method": "pcdp", "at": {}}},
+        "family = 'at'",
+    ),
+    "a value twice": ({"values": [5, 20, 5]}, "each value once"),
+    "no values": ({"values": []}, "a list of numbers"),
+    "one value without a list": ({"values": 5}, "a list of numbers"),
+    "a seed": ({"settings": TOY["settings"] | {"seed": 7}}, "`seeds`"),
+    "a number as title": ({"title": 5}, "title = 5"),
+    "a list of lines": ({"lines": [1]}, "lines = "),
+    "a line that is no text": ({"lines": {5: {"method": "dp-sgd"}}}, "lines = 5"),
+    "a line without anything": ({"lines": {"A": None}}, "lines = 'A'"),
+    "notes that are no texts": ({"notes": [1]}, "notes = "),
+}
+
+
+@pytest.mark.parametrize(("changes", "told"), MISTAKEN.values(), ids=MISTAKEN)
+def test_a_mistake_in_a_file_of_one_s_own_is_named_before_anything_runs(tmp_path, changes, told):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(TOY | changes))
+    with pytest.raises(SettingError, match=re.escape(told)):
+        read_experiment(str(path))
+
+
+def test_a_line_that_stands_twice_in_a_file_is_not_lost_without_a_word(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        yaml.safe_dump(TOY | {"lines": {}}).replace("lines: {}", "lines:\n  A: {method: pdp}\n  A: {method: rsdp}")
+    )
+    with pytest.raises(SettingError, match="'A' stands there twice"):
+        read_experiment(str(path))
+
+
+def test_names_and_titles_may_hold_signs_of_markup(tmp_path):
+    name = "a | b $\\epsilon$ \\1 <i>"
+    one = toy(
+        tmp_path, title="at $\\epsilon$", lines={name: {"method": "dp-sgd"}}, values=[5], seeds=1, notes="one note"
+    )
+    assert one.notes == ("one note",)
+    row = Row(name, 5.0, None, None, 90.3, None, 1, None, 0.88, None, 1.0)
+    write(one, [row], tmp_path / "out")
+    assert "| a \\| b $\\epsilon$ \\1 <i> | **90.3** |" in (tmp_path / "out/result.md").read_text()
+    page = report([tmp_path / "out"], figures=False).read_text()
+    assert "a | b $\\epsilon$ \\1 &lt;i&gt;: 90.3 %" in page
+
+
+def test_an_unprotected_table_is_marked_also_beside_a_public_picture(tmp_path):
+    looks = {"over": "rank", "draw": "public/spectrum", "looks": {"times": 2, "records": 20}}
+    assert toy(tmp_path, measure="unprotected/loss", **looks).unprotected
+    assert not toy(tmp_path, **looks).unprotected
 
 
 def test_an_axis_of_budgets_is_for_the_accounting_that_its_noise_is_worked_out_for(tmp_path):

@@ -18,6 +18,9 @@ class Parser(argparse.ArgumentParser):
     '--target-epsilon'
     """
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **settings})  # --seed is no short form of --seeds
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuses unknown flags first: a misspelt one is often the one that is then missing."""
         given: Sequence[str] = sys.argv[1:] if args is None else list(args)
@@ -34,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _knows(self, flag: str) -> bool:
-        return any(known.startswith(flag) for known in self._option_string_actions)
+        return flag in self._option_string_actions
 
     def _refuse(self, flag: str) -> NoReturn:
         near = self.nearest(flag)

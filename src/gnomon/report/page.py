@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import neighbours, noun, promise
 from gnomon.run_folder import PICTURES, clear_folder
-from gnomon.stated import misfits
+from gnomon.stated import misfits, recomputed
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNFINISHED = "The run has no privacy statement yet: it did not finish."
 NO_CLAIM = "This page makes no claim."
+WRITTEN = ".pictures"
+"""The file beside pictures that lists those a page wrote."""
+UNCHECKED = "Epsilon could not be recomputed from the statement's numbers: this page takes it at its word."
 
 
 def report(folders: Sequence[Path], out: Path | None = None, *, unprotected: bool = True, figures: bool = True) -> Path:
@@ -75,11 +79,21 @@ def _read(folder: Path, unprotected: bool) -> tuple[Found, Section]:
 
 
 def _save(sections: Sequence[Section], folder: Path) -> None:
-    """The pictures of the page as files. Those of an earlier page go first: they may show what this one leaves out."""
-    clear_folder(folder, PICTURES)
-    for one in sections:
-        for picture in one.drawn:
-            picture.save(folder)
+    """The pictures of the page as files. Those of an earlier page go first: they may show what this one leaves out.
+
+    Pictures that no page wrote stay: `WRITTEN` lists those that one did.
+    """
+    listed, own = folder / WRITTEN, folder.name == "report-figures"
+    try:
+        earlier = [Path(name).name for name in listed.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError):
+        earlier = []
+    clear_folder(folder, PICTURES if own else [*(escape(name) for name in earlier if name), WRITTEN])
+    drawn = [picture for one in sections for picture in one.drawn]
+    for picture in drawn:
+        picture.save(folder)
+    if drawn and not own:
+        listed.write_text("".join(f"{picture.name}.{ending}\n" for picture in drawn for ending in ("png", "svg")))
 
 
 def render(sections: Sequence[Section], overview: Table | None = None) -> str:
@@ -129,7 +143,7 @@ def _of_training(run: TrainingRun) -> Section:
         guarantee=claim,
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
         terms=_terms(statement) if statement else [],
-        caveats=list(statement.get("caveats", [])),
+        caveats=[*statement.get("caveats", []), *([UNCHECKED] if claim and recomputed(statement) is None else [])],
         not_covered=list(statement.get("not_covered", [])),
         ledger=_ledger(run.ledger, statement.get("delta")),
         audit=run.audit,
@@ -145,10 +159,20 @@ def _doubts(run: TrainingRun) -> list[str]:
         said.append(f"The statement's numbers do not fit together: {'; '.join(wrong)}. {NO_CLAIM}")
     if run.statement.get("guarantee") and run.config.get("insecure-noise-seed") is not None:
         said.append(f"The statement promises privacy, but config.yaml seeds the noise. {NO_CLAIM}")
+    if (beyond := _steps_beyond(run)) is not None:
+        said.append(
+            f"The statement covers {run.statement['steps']:,} steps, but the run has gone on to {beyond:,}. {NO_CLAIM}"
+        )
     if run.changed:
         names = " and ".join(run.changed)
         said.append(f"The statement was written for another {names}: the SHA-256 differs. {NO_CLAIM}")
     return said
+
+
+def _steps_beyond(run: TrainingRun) -> int | None:
+    """The last step that was recorded, if the statement was written before it."""
+    stated, last = run.statement.get("steps"), run.history[-1].get("step") if run.history else None
+    return last if isinstance(stated, int) and isinstance(last, int) and last > stated else None
 
 
 def _claims(run: TrainingRun) -> bool:
@@ -161,7 +185,9 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     statement = run.statement
     facts = []
     if last.get("validation/accuracy") is not None:
-        facts.append(("test accuracy", f"{100 * last['validation/accuracy']:.1f} %"))
+        early = isinstance(last.get("step"), int) and last["step"] < statement.get("steps", 0)
+        name = f"test accuracy after {last['step']:,} steps" if early else "test accuracy"
+        facts.append((name, f"{100 * last['validation/accuracy']:.1f} %"))
     if run.public_only.get("accuracy") is not None:
         facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:

@@ -58,9 +58,10 @@ class Picture:
         text = text[text.index("<svg") :]
         text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
         text = re.sub(r'(<g|<svg|<text) id="[^"]*"', r"\1", text)
-        text = re.sub(r'<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" {self._name()}>', text, count=1)
-        text = re.sub(r"font: (?:(\d+|bold) )?([\d.]+)px [^;\"]*", _font, text)
-        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+        box = re.compile(r'<svg[^>]*?viewBox="([^"]*)"[^>]*>')
+        text = box.sub(lambda found: f'<svg viewBox="{found[1]}" {self._name()}>', text, count=1)
+        text = re.sub(r"font: (?:(\d+|bold) )?([\d.]+)px [^;\"<]*", _font, text)
+        text = re.sub(r"font-family: [^;\"<]*;? ?", "", text)
         for colour, variable in THEMED.items():
             text = text.replace(colour, f"var({variable})")
         return Markup(text)  # our own figure; its labels are escaped by matplotlib

@@ -96,7 +96,7 @@ def read_run(folder: Path, *, unprotected: bool = True) -> Found:
         return _reproduction(folder, unprotected)
     if (folder / "comparison.csv").exists():
         return _comparison(folder, unprotected)
-    if (folder / "metrics.jsonl").exists() or (folder / "statement.json").exists():
+    if any((folder / name).exists() for name in ("metrics.jsonl", "statement.json", "config.yaml")):
         return _training(folder, unprotected)
     raise SettingError("run", str(folder), "a folder that gnomon train, compare or reproduce has written")
 

@@ -116,8 +116,8 @@ class Experiment:
 
     @property
     def unprotected(self) -> bool:
-        """Whether the picture shows what was computed on private records without noise."""
-        names = [self.draw] if self.draw else [self.measure_of(line) for line in self.lines]
+        """Whether picture or table show what was computed on private records without noise."""
+        names = [self.draw, *(self.measure_of(line) for line in self.lines)]
         return any(name.startswith("unprotected/") for name in names)
 
     @property

@@ -12,6 +12,7 @@ from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.validate import SettingError, number, whole
 
 FOLDER = Path(__file__).parent / "experiments"
+FAST, FAMILY = ("values", "lines", "seeds", "settings"), ("setting", "values", "method", "settings")
 OVER = ("", "epoch", "rank", "plane")
 
 ELSEWHERE = {
@@ -88,6 +89,7 @@ def _experiment(name: str, values: dict[str, Any]) -> Experiment:
              "paper-epsilon", "as-coded", "micro-batch", "notes", "over", "draw", "looks", "fast"}  # fmt: skip
     if unknown := set(values) - known:
         raise SettingError("experiment", f"{name}: {sorted(unknown)[0]}", f"one of {', '.join(sorted(known))}")
+    values = _checked(values)
     as_coded = values.get("as-coded", "")
     if as_coded not in ("", "fixed-blocks"):
         raise SettingError("as-coded", as_coded, "fixed-blocks, or nothing")
@@ -125,6 +127,43 @@ def _experiment(name: str, values: dict[str, Any]) -> Experiment:
         values.get("fast", {}),
         micro_batch=micro,
     )
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file, if its parts have the shapes that they should have; notes as a list."""
+    kinds = {"title": (str, "a text"), "paper": (str, "a text"), "settings": (dict, "a mapping"),
+             "values": (list, "a list of numbers")}  # fmt: skip
+    for key, (kind, word) in kinds.items():
+        if not isinstance(values[key], kind) or not values[key]:
+            raise SettingError(key, values[key], word)
+    for key in ("lines", "family", "looks", "fast", "paper-epsilon"):
+        if not isinstance(values.get(key, {}), dict):
+            raise SettingError(key, values[key], "a mapping")
+    if "seed" in values["settings"]:
+        raise SettingError("settings", "seed", "`seeds`, how many there are: they count from 0")
+    for name, keys in (("fast", FAST), ("family", FAMILY)):
+        if unknown := set(values.get(name, {})) - set(keys):
+            raise SettingError(name, sorted(map(str, unknown))[0], f"one of {', '.join(keys)}")
+    _refuse_strays(values)
+    notes = values.get("notes", [])
+    if not isinstance(notes, str) and not (isinstance(notes, list) and all(isinstance(one, str) for one in notes)):
+        raise SettingError("notes", notes, "a list of texts")
+    return values | {"notes": [notes] if isinstance(notes, str) else notes}
+
+
+def _refuse_strays(values: Mapping[str, Any]) -> None:
+    """Settings and numbers at values that the axis does not have would be lost without a word."""
+    axis = [number("values", one) for one in values["values"]]
+    if len(set(axis)) < len(axis):
+        raise SettingError("values", values["values"], "each value once")
+    tables = {"paper-epsilon": values.get("paper-epsilon", {})}
+    for line, about in values.get("lines", {}).items():
+        if not isinstance(line, str) or not isinstance(about, dict):
+            raise SettingError("lines", line, "a name in quotation marks, and a mapping with its method")
+        tables |= {f"{line}: {part}": about.get(part, {}) for part in ("at", "published")}
+    for where, table in tables.items():
+        if stray := [key for key in table if number(where, key) not in axis]:
+            raise SettingError(where, stray[0], f"one of the values: {', '.join(f'{one:g}' for one in axis)}")
 
 
 def _line(name: str, about: Mapping[str, Any]) -> Line:

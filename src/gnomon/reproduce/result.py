@@ -170,7 +170,7 @@ def markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
     )
     cells = {(row.line, row.value): row for row in rows}
     heads = [f"{spoken(experiment.axis)} {value:g}" for value in values]
-    names = {line.name: named(experiment, line) for line in experiment.lines}
+    names = {line.name: " ".join(named(experiment, line).split()).replace("|", "\\|") for line in experiment.lines}
     lines = [
         f"**{experiment.title}** ({experiment.paper}). {caption(experiment, rows)}",
         "",

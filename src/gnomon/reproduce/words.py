@@ -8,7 +8,7 @@ from gnomon.reproduce.experiment import Experiment, Line
 
 WORDS = {
     "accuracy": "test accuracy (%)",
-    "unprotected/train/accuracy": "accuracy on the training records (%)",
+    "unprotected/train/accuracy": "training accuracy (%)",
     "unprotected/norms/mean": "mean norm of a record's gradient",
     "unprotected/incremental/mean": "beyond the bound / local step",
     "unprotected/spectrum": "eigenvalue",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gnomon import validate
 from gnomon.accounting import Account, Expansion, Poisson, Sampling, noise_multiplier, steps_of, steps_per_epoch
 from gnomon.accounting.epsilon import Accountant
+from gnomon.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ def no_noise(name: str, target_epsilon: float | None, noise_multiplier: float | 
     """
     for asked, value in (("target_epsilon", target_epsilon), ("noise_multiplier", noise_multiplier)):
         if value:
-            raise validate.SettingError(
-                asked, value, f"None: {name} adds no noise and promises nothing; dp-{name} does"
-            )
+            other = f"; dp-{name} does" if f"dp-{name}" in METHODS else ""
+            raise validate.SettingError(asked, value, f"None: {name} adds no noise and promises nothing{other}")
     return 0.0
 
 
