@@ -264,6 +264,13 @@ def test_a_wrong_flag_is_named_with_the_nearest_one_and_where_help_is(argv, word
     assert len(said.splitlines()) == 1
 
 
+def test_one_seed_is_not_short_for_several(capsys):
+    for flag in ("--seed", "--method"):
+        with pytest.raises(SystemExit):
+            main(["compare", flag, "5"])
+        assert f"there is no flag {flag}: did you mean {flag}s?" in capsys.readouterr().err
+
+
 def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):
     assert main(["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"]) == 0
     assert main(["account", "--noise-multiplier", "-1", "--sample-rate", "0.1", "--steps", "10"]) == 2

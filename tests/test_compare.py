@@ -102,6 +102,7 @@ def test_a_run_kept_without_the_accuracy_on_its_own_records_is_made_again_where_
     assert asked.key == cell.key
     (kept,) = compare.run([cell], tmp_path, progress=False)
     assert compare.TRAIN_ACCURACY not in kept["history"][-1]
+    assert compare.done([asked], tmp_path) == []
     again, _ = compare.run([cell, asked], tmp_path, progress=False)
     assert again["history"][-1][compare.TRAIN_ACCURACY] == json.loads(whole)["history"][compare.TRAIN_ACCURACY][-1]
 

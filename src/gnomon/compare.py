@@ -192,8 +192,8 @@ def _complete(cell: Cell, found: dict[str, Any]) -> bool:
 
 
 def done(cells: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
-    """The results of those cells that have been run, under the cells' labels."""
-    return [found for _, found in kept_cells(cells, folder)]
+    """The results of those cells that have been run, with all that is asked of them, under the cells' labels."""
+    return [found for cell, found in kept_cells(cells, folder) if _complete(cell, found)]
 
 
 def summary(results: Sequence[dict[str, Any]]) -> list[Row]:

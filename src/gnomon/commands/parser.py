@@ -18,9 +18,6 @@ class Parser(argparse.ArgumentParser):
     '--target-epsilon'
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **settings})  # --seed is no short form of --seeds
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuses unknown flags first: a misspelt one is often the one that is then missing."""
         given: Sequence[str] = sys.argv[1:] if args is None else list(args)
@@ -37,7 +34,9 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _knows(self, flag: str) -> bool:
-        return flag in self._option_string_actions
+        """Flags may be cut short, but one thing is not short for several: --seed is a flag of its own elsewhere."""
+        known = self._option_string_actions
+        return flag in known or (f"{flag}s" not in known and any(one.startswith(flag) for one in known))
 
     def _refuse(self, flag: str) -> NoReturn:
         near = self.nearest(flag)
