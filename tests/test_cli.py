@@ -265,10 +265,9 @@ def test_a_wrong_flag_is_named_with_the_nearest_one_and_where_help_is(argv, word
 
 
 def test_one_seed_is_not_short_for_several(capsys):
-    for flag in ("--seed", "--method"):
-        with pytest.raises(SystemExit):
-            main(["compare", flag, "5"])
-        assert f"there is no flag {flag}: did you mean {flag}s?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "--seed", "5"])
+    assert "there is no flag --seed: did you mean --seeds?" in capsys.readouterr().err
 
 
 def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):

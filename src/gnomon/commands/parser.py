@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 
+NOT_SHORT = ("--seed",)
+"""Flags may be cut short. These are flags of other commands: a seed is not short for how many there are."""
+
+
 class Parser(argparse.ArgumentParser):
     """One line for a wrong flag, instead of the usage of everything.
 
@@ -34,9 +38,8 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _knows(self, flag: str) -> bool:
-        """Flags may be cut short, but one thing is not short for several: --seed is a flag of its own elsewhere."""
         known = self._option_string_actions
-        return flag in known or (f"{flag}s" not in known and any(one.startswith(flag) for one in known))
+        return flag in known or (flag not in NOT_SHORT and any(one.startswith(flag) for one in known))
 
     def _refuse(self, flag: str) -> NoReturn:
         near = self.nearest(flag)
