@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-
 NOT_SHORT = ("--seed",)
 """Flags may be cut short. These are flags of other commands: a seed is not short for how many there are."""
 
