@@ -223,6 +223,19 @@ def test_captions_say_whose_gradients_are_held_against_which_subspace():
     assert "private" not in caption(pcdp(PUBLIC, rank=6), public_only=True)
 
 
+def test_energy_in_the_method_s_subspace_and_in_the_diagnosis_are_two_lines():
+    ours, found = trainer(pcdp(PUBLIC, rank=6, start=1)), []
+    ours.observers = (Diagnostics(found.append, every=1, rank=3),)
+    ours.fit(PRIVATE)
+    assert {one["unprotected/energy/of"] for one in found} == {"diagnosis", "method"}
+    (picture,) = (one for one in diagnostic_pictures(found) if one.name == "subspace")
+    assert "private gradients, no projection yet from" in picture.alt
+    assert (
+        "(rank 3) until projection starts, and private gradients in the method's public subspace (rank 6)"
+        in picture.alt
+    )
+
+
 def test_bias_of_orthogonal_vectors_is_zero():
     assert bias({"a": torch.tensor([1.0, 0.0])}, {"a": torch.tensor([0.0, 2.0])}) == (0.0, 0.5)
 

@@ -325,6 +325,15 @@ def test_a_run_that_was_killed_before_its_first_record_has_a_page(real, tmp_path
     assert "it did not finish" in report([place]).read_text()
 
 
+def test_a_run_without_a_claim_shows_no_epsilon_as_its_own(tmp_path):
+    out = tmp_path / "run"
+    train(TrainConfig(epochs=1.0, noise_multiplier=5.0, insecure_noise_seed=0), out, progress=False)
+    page = report([out]).read_text()
+    assert "<dt>epsilon</dt><dd>no claim</dd>" in page
+    assert "what the settings would cost: the run makes no privacy claim" in page
+    assert "epsilon spent" not in page
+
+
 def test_pictures_that_no_page_wrote_stay(real, tmp_path):
     own = tmp_path / "paper-figures" / "mine.png"
     own.parent.mkdir()
