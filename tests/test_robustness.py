@@ -68,7 +68,8 @@ def test_a_label_out_of_range_is_an_error_before_anything_is_released(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     t = trainer(ledger=ledger)
     before = flat(t.model).clone()
-    with pytest.raises((IndexError, RuntimeError), match=r"7|bounds"):
+    # ValueError if it is among the few records, drawn at random, on which the loss is tried first
+    with pytest.raises((IndexError, RuntimeError, ValueError), match=r"7|bounds|outside"):
         t.fit((x, y))
     assert torch.equal(flat(t.model), before)
     assert t.account.steps == 0
