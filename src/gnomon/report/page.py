@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from gnomon import __version__
 from gnomon.accounting import digits
+from gnomon.report.claim import claims, doubts
 from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.report.picture import Picture
@@ -24,13 +25,12 @@ from gnomon.report.section import Section, Table, environment_of
 from gnomon.report.training import training_pictures
 from gnomon.report.words import neighbours, noun, promise
 from gnomon.run_folder import PICTURES, clear_folder
-from gnomon.stated import misfits, recomputed
+from gnomon.stated import recomputed
 from gnomon.store import made_with, made_words
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNFINISHED = "The run has no privacy statement yet: it did not finish."
-NO_CLAIM = "This page makes no claim."
 WRITTEN = ".pictures"
 """The file beside pictures that lists those a page wrote."""
 UNCHECKED = "Epsilon could not be recomputed from the statement's numbers: this page takes it at its word."
@@ -129,8 +129,7 @@ def _of_training(run: TrainingRun) -> Section:
     statement = run.statement
     config = {key.replace("-", "_"): value for key, value in run.config.items()}
     seconds = run.history[-1].get("seconds") if run.history else None
-    doubts = _doubts(run)
-    claim = _claims(run)
+    doubtful, claim = doubts(run), claims(run)
     return Section(
         title=f"{config.get('method', run.name)} on {config.get('data', 'unknown data')}",
         slug=run.name,
@@ -139,7 +138,7 @@ def _of_training(run: TrainingRun) -> Section:
         inside=diagnostic_pictures(run.diagnostics),
         command=run_command(config, deployed=run.deployed),
         repeatable=not run.deployed,
-        promise=doubts or (promise(statement) if statement else [UNFINISHED]),
+        promise=doubtful or (promise(statement) if statement else [UNFINISHED]),
         guarantee=claim,
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
         terms=_terms(statement) if statement else [],
@@ -150,34 +149,6 @@ def _of_training(run: TrainingRun) -> Section:
         environment=environment_of(run.environment),
         seeded=config.get("insecure_noise_seed") is not None,
     )
-
-
-def _doubts(run: TrainingRun) -> list[str]:
-    """Why the page must not repeat what the statement claims; empty if it may."""
-    said = []
-    if wrong := misfits(run.statement) if run.statement else []:
-        said.append(f"The statement's numbers do not fit together: {'; '.join(wrong)}. {NO_CLAIM}")
-    if run.statement.get("guarantee") and run.config.get("insecure-noise-seed") is not None:
-        said.append(f"The statement promises privacy, but config.yaml seeds the noise. {NO_CLAIM}")
-    if (beyond := _steps_beyond(run)) is not None:
-        said.append(
-            f"The statement covers {run.statement['steps']:,} steps, but the run has gone on to {beyond:,}. {NO_CLAIM}"
-        )
-    if run.changed:
-        names = " and ".join(run.changed)
-        said.append(f"The statement was written for another {names}: the SHA-256 differs. {NO_CLAIM}")
-    return said
-
-
-def _steps_beyond(run: TrainingRun) -> int | None:
-    """The last step that was recorded, if the statement was written before it."""
-    stated, last = run.statement.get("steps"), run.history[-1].get("step") if run.history else None
-    return last if isinstance(stated, int) and isinstance(last, int) and last > stated else None
-
-
-def _claims(run: TrainingRun) -> bool:
-    """Whether the run's epsilon is a promise."""
-    return bool(run.statement.get("guarantee")) and not _doubts(run)
 
 
 def _facts(run: TrainingRun) -> list[tuple[str, str]]:
@@ -191,7 +162,7 @@ def _facts(run: TrainingRun) -> list[tuple[str, str]]:
     if run.public_only.get("accuracy") is not None:
         facts.append(("public records alone, epsilon 0", f"{100 * run.public_only['accuracy']:.1f} %"))
     if statement:
-        facts.append(("epsilon", digits(statement.get("epsilon")) if _claims(run) else "no claim"))
+        facts.append(("epsilon", digits(statement.get("epsilon")) if claims(run) else "no claim"))
         facts.append(("delta", f"{statement['delta']:g}"))
         facts.append(("noisy steps", f"{statement['steps']:,}"))
     return facts
@@ -215,9 +186,7 @@ def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]
     if not ledger:
         return []
     spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
-    terms = ([] if delta is None else [f"delta = {delta:g}"]) + [
-        str(ledger[key]) for key in ("adjacency",) if key in ledger
-    ]
+    terms = ([] if delta is None else [f"delta = {delta:g}"]) + ([ledger["adjacency"]] if "adjacency" in ledger else [])
     said = [
         ("epsilon of all runs together", f"{spent} ({', '.join(terms)})" if terms else spent),
         ("runs", str(ledger.get("runs", "unknown"))),
@@ -295,7 +264,7 @@ def _overview(found: Sequence[Found]) -> Table | None:
     for run in runs:
         last = run.history[-1] if run.history else {}
         accuracy, epsilon = last.get("validation/accuracy"), run.statement.get("epsilon")
-        claim = "yes" if _claims(run) else "no"
+        claim = "yes" if claims(run) else "no"
         epsilon = epsilon if claim == "yes" else None
         rows.append(
             (
