@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
-from gnomon.release import NoiseSource
+from gnomon.release import NoiseSource, ordering
 from gnomon.validate import SettingError
 
 
 def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
-    """The positions of each step's records, step after step without end.
+    """The positions of each step's records, step after step without end, in a random order that nobody is told.
+
+    Kernels may round the result of a row differently at another row of the batch. If rows followed the order of the
+    data set, one record more would move all records after it to other rows.
 
     >>> from gnomon.release import SeededNoise
     >>> drawn = positions(Shuffled(steps_per_epoch=2), 5, SeededNoise(0))
@@ -26,7 +29,8 @@ def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iter
     [0, 1, 2, 3, 4]
     """
     check_size(sampling, records)
-    return _endless(sampling, records, randomness)
+    order = ordering(randomness)
+    return (chosen[shuffle(len(chosen), order)] for chosen in _endless(sampling, records, randomness))
 
 
 def _endless(sampling: Sampling, records: int, randomness: NoiseSource) -> Iterator[Tensor]:

@@ -188,6 +188,7 @@ def build_client(
         dataset=dataset,
         label=label,
         leave_out=strategy.public if stranger else None,
+        untrusted_weights=stranger,
         example=_made_up(source, next(model.parameters()).device) if stranger else None,
         progress=False,
     )

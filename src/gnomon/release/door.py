@@ -104,11 +104,16 @@ class Door:
     def _deviation(self) -> float:
         return self.noise_multiplier * self.max_grad_norm
 
-    def admit(self, updates: Updates, rule: ClipRule) -> Admitted:
-        """Add the clipped updates of a physical batch. What it returns is private."""
+    def admit(self, updates: Updates, rule: ClipRule, counts: Tensor | None = None) -> Admitted:
+        """Add the clipped updates of a physical batch. What it returns is private.
+
+        `counts` (B,) tells samples from rows that only fill the batch up: those weigh exactly zero.
+        """
         if not self._open:
             raise RuntimeError("this step has been released; open a new one")
         admitted = admission(updates, rule, self.max_grad_norm)
+        if counts is not None:
+            admitted = admitted._replace(weights=torch.where(counts[:, None], admitted.weights, 0.0))
         weights = admitted.weights
         if len(updates):
             wide = weights if weights.shape[1] == admitted.norms.shape[1] else weights.squeeze(1)

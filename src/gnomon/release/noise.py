@@ -106,6 +106,18 @@ def box_muller(words: Tensor) -> Tensor:
     return values
 
 
+def ordering(noise: NoiseSource) -> NoiseSource:
+    """Return the source that shuffles the rows of batches in a run with this noise.
+
+    It is a source of its own, so that shuffling does not shift the stream from which noise and batches are drawn.
+    It is secret where the noise is, and the same in every run where the noise is seeded.
+
+    >>> ordering(SecureNoise()).private, ordering(SeededNoise(3)).private
+    (True, False)
+    """
+    return SecureNoise() if noise.private else SeededNoise(0)
+
+
 class SeededNoise:
     """Repeatable normals, for tests and studies. Whoever knows the seed knows the noise: not private.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +17,7 @@ from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.losses import modules
+from gnomon.updates.trees import take_rows
 from gnomon.updates.untouched import untouched
 
 FEW = 8
@@ -131,10 +131,10 @@ def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[An
     if len(unequal):  # a target that some record has is one that the loss takes
         exchanged = _each(lambda t: torch.cat([t[:-1], t[unequal[:1]]]), targets)
         yield "one sample is given another target", others, (inputs, exchanged)
-    yield "one sample is removed", others, _each(lambda t: t[:-1], (inputs, targets))
+    yield "one sample is removed", others, take_rows((inputs, targets), slice(-1))
     for start in range(0, min(size, FEW), 2) if size > 2 else ():
         pair = torch.tensor([min(start, size - 2), min(start, size - 2) + 1])
-        yield "all but two samples are removed", pair, _each(itemgetter(pair), (inputs, targets))
+        yield "all but two samples are removed", pair, take_rows((inputs, targets), pair)
 
 
 def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:

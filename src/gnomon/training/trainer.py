@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils import _pytree as pytree
 
 from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
@@ -22,7 +20,7 @@ from gnomon.clipping import ClipRule
 from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
-from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
+from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.subspaces import Basis, Keeping, Moment, inside, seeing
 from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.averaging import averaging
@@ -31,6 +29,7 @@ from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate, of_members
 from gnomon.training.independence import of_loss, refuse_touched
 from gnomon.training.interrupt import StopRequest
+from gnomon.training.placement import Placed, multiple, place
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
@@ -49,6 +48,7 @@ from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.trees import take_rows
 
 
 class Trainer:
@@ -59,6 +59,8 @@ class Trainer:
     to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget. `observers` are
     called once a step with a `View` of it, before the release. A record that also occurs in `leave_out` is drawn and
     counts for nothing; it is for public records that a stranger chose, to whom a refusal would tell who is in `train`.
+    With `untrusted_weights` the model's weights come from somebody who sees whether a step succeeds, such as the server
+    of a federation: a record on which the model fails adds nothing to its step, instead of ending it with an error.
 
     With a `ledger`, every step is paid for there before its noise is drawn, and counts together with all other runs
     on the same records. They are recognised by content, or by `dataset`, a name that you declare.
@@ -105,6 +107,7 @@ class Trainer:
         label: str = "",
         observers: Sequence[Observer] = (),
         leave_out: Any = None,
+        untrusted_weights: bool = False,
         progress: bool = True,
     ) -> None:
         for p in model.parameters():
@@ -159,6 +162,8 @@ class Trainer:
         self._scored_members = False  # ever
         self._drawn = 0
         self._sequence: Draws | None = None
+        self.untrusted_weights = untrusted_weights
+        self._multiple, self._order = multiple(self.expected_batch_size), ordering(self.noise)
         self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
         if example is not None:
             self.entrance.check(self.method, self.loss, *example)
@@ -366,21 +371,22 @@ class Trainer:
         self._check_rule(door)
         watch = Watch(self.max_grad_norm, self.method.unit)
         unmoved = self._noted()
-        for inputs, targets in physical:
-            updates = self.method.update(self.model, self.loss, inputs, targets)
+        for updates, counts in self._updates(physical):
             seen = basis.coordinates(updates) if before else updates
             if before and self._known_basis is not type(basis):
                 told = refuse_mixing_basis(self.method.subspace.name, basis, updates, seen)
                 self._known_basis = type(basis) if told else None
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
-            admitted = door.admit(seen, self.method.clip)
+            records = counts.nonzero().squeeze(1)
+            admitted = door.admit(seen, self.method.clip, counts).select(records)
             if self.observers and not watch.beyond:  # the first physical batch stands for the step
-                self._show(basis, updates, admitted)
-            watch.see(updates, admitted)
+                self._show(basis, updates.select(records), admitted)
+            watch.see(updates.losses[records], admitted)
         if touched := unmoved.changed():
             unmoved.restore()
-            refuse_touched(touched)
+            if not self.untrusted_weights:
+                refuse_touched(touched)
         released = door.release()
         if isinstance(basis, Keeping):
             basis.keep(released)
@@ -391,6 +397,34 @@ class Trainer:
             self.average.update_parameters(self.model)
         self._schedule("step")
         return watch.record()
+
+    def _updates(self, physical: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Updates, Tensor]]:
+        """Each physical batch's updates, and which of them are of records.
+
+        Where somebody else chose the weights, an error that they could provoke with one record would tell them that it
+        is there. Then the records of a batch that cannot be computed are taken one by one, and those that fail on their
+        own add nothing.
+        """
+        for inputs, targets in physical:
+            placed = place(inputs, targets, self._multiple, self.max_physical_batch_size, self._order)
+            try:
+                updates = self.method.update(self.model, self.loss, placed.inputs, placed.targets)
+            except Exception:
+                if not self.untrusted_weights:
+                    raise
+                yield from self._one_by_one(placed)
+            else:
+                yield updates, placed.counts
+
+    def _one_by_one(self, placed: Placed) -> Iterator[tuple[Updates, Tensor]]:
+        """The updates of those records of a batch that can be computed alone."""
+        for row in placed.counts.nonzero().flatten().tolist():
+            inputs, targets = take_rows((placed.inputs, placed.targets), slice(row, row + 1))
+            try:
+                updates = self.method.update(self.model, self.loss, inputs, targets)
+            except Exception:  # whatever it is, the record counts for nothing
+                continue
+            yield updates, placed.counts[row : row + 1]
 
     def _noted(self) -> Unmoved:
         """Model and loss as they are before a step's records are seen."""
@@ -517,5 +551,4 @@ def _cut(inputs: Any, targets: Any, most: int | None) -> Iterator[tuple[Any, Any
     """A batch in physical parts."""
     size = batch_size(inputs)
     for start in range(0, max(size, 1), most or max(size, 1)):
-        part = slice(start, start + (most or max(size, 1)))
-        yield pytree.tree_map_only(Tensor, operator.itemgetter(part), (inputs, targets))
+        yield take_rows((inputs, targets), slice(start, start + (most or max(size, 1))))

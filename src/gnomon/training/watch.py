@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gnomon.release import Admitted
-from gnomon.updates import Updates
 
 Record = dict[str, float | int]
 """One line of metrics."""
@@ -35,12 +34,12 @@ class Watch:
         self.left_out = 0
         self.beyond: list[Tensor] = []
 
-    def see(self, updates: Updates, admitted: Admitted) -> None:
-        """One physical batch: its updates, and what the door let in."""
+    def see(self, losses: Tensor, admitted: Admitted) -> None:
+        """One physical batch: the losses of its records, and how the door let them in."""
         lengths = admitted.norms.square().sum(1).sqrt()
         counts = torch.isfinite(admitted.norms).all(1)
         self.left_out += int((~counts).sum())
-        self.losses += float(updates.losses.double()[counts].sum())
+        self.losses += float(losses.double()[counts].sum())
         self.clipped += int(admitted.clipped[counts].sum())
         self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
 

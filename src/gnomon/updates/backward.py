@@ -18,6 +18,9 @@ from gnomon.updates.losses import Loss, checked, per_sample
 from gnomon.updates.recorder import Mark, Memo, NeedsCopies, OtherPath, Own, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
+UNDERFLOW = 1e-30
+"""How far apart two rows may be where numbers are too small for float32 to scale exactly."""
+
 
 def backward(
     model: nn.Module,
@@ -167,16 +170,20 @@ def _refuse_hidden(outputs: Any) -> None:
 
 
 def _unlike_factors(losses: Tensor) -> Tensor:
-    """A factor between 1 and 2 for each sample, far from those of its neighbours."""
+    """A power of two from 1 down to 2^-7 for each sample, another one than its neighbours have.
+
+    Scaling by a power of two is exact, so a row that keeps to its own loss scales without any rounding, whatever the
+    weights are: whoever chooses them cannot make this check depend on the values of a record.
+    """
     golden = 0.6180339887498949
     places = torch.arange(1, len(losses) + 1, dtype=torch.float64, device=losses.device)
-    return (1 + (golden * places).frac()).to(losses.dtype)
+    return torch.exp2(-(8 * (golden * places).frac()).floor()).to(losses.dtype)
 
 
 def _refuse_other_order(
     found: Layout, marks: list[Mark], grads: Sequence[Tensor | None], scaled: Sequence[Tensor | None], factors: Tensor
 ) -> None:
-    """A sample's row in a layer must be that of its loss: with losses times a factor each, it grows by its own."""
+    """A sample's row in a layer must be that of its loss: with losses times a factor each, it shrinks by its own."""
     place = 0
     for mark in marks:
         dims = found.batch[mark.key][len(mark.inputs) :]
@@ -185,10 +192,10 @@ def _refuse_other_order(
             place += 1
             if one is None or other is None or dim is None:
                 continue
-            rows, grown = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
-            own = torch.linalg.vector_norm(rows, dim=1)
-            apart = torch.linalg.vector_norm(grown - factors.double()[:, None] * rows, dim=1)
-            if bool((apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum()).any()):
+            rows, scaled_rows = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
+            own = factors.double() * torch.linalg.vector_norm(rows, dim=1)
+            apart = torch.linalg.vector_norm(scaled_rows - factors.double()[:, None] * rows, dim=1)
+            if bool((apart > 0.02 * own + UNDERFLOW).any()):
                 raise ValueError(
                     f"module '{mark.key[0]}' has the samples of a batch in another order than the losses, so nobody "
                     "could tell whose update is whose: let the model keep the order of its inputs (sort records "

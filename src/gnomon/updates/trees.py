@@ -33,6 +33,22 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def take_rows(tree: Any, rows: Tensor | slice) -> Any:
+    """Return some rows of every tensor of a nested structure; tensors without dimensions stay as they are.
+
+    >>> import torch
+    >>> take_rows({"a": torch.arange(4), "b": torch.tensor(7)}, slice(1, 3))
+    {'a': tensor([1, 2]), 'b': tensor(7)}
+    """
+
+    def taken(values: Tensor) -> Tensor:
+        if not values.dim():
+            return values
+        return values[rows if isinstance(rows, slice) else rows.to(values.device)]
+
+    return pytree.tree_map_only(Tensor, taken, tree)
+
+
 def same_memory(x: Tensor, other: Tensor) -> bool:
     """Whether two tensors that are both alive show the same memory in the same way.
 

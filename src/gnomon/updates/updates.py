@@ -74,18 +74,14 @@ class Updates:
         table = weights[:, None] if weights.dim() == 1 else weights
         # below its smallest normal number a format rounds by whole factors: such weights are zero
         table = torch.where(table.abs() < torch.finfo(self.losses.dtype).tiny, 0, table)
-        used = (table != 0).any(1)
-        chosen = None if bool(used.all()) else used.nonzero().squeeze(1)
-        if chosen is not None:
-            table = table[chosen]
         sums = {}
         for column, (name, leaf) in enumerate(self.leaves.items()):
-            part = leaf if chosen is None else leaf.select(chosen)
             weight = table[:, column if weights.dim() == 2 else 0].to(leaf.like.dtype)
-            total = part.weighted_sum(weight)
+            total = leaf.weighted_sum(weight)
             if not bool(torch.isfinite(total.sum())) and weight.numel():
-                # a product left the range of the format on the way, where the sum itself does not
-                total = part.double().weighted_sum(weight.double()).to(total.dtype)
+                # zero times a non-finite update is not zero, or a product left the range of the format on the way
+                used = (table != 0).any(1).nonzero().squeeze(1)
+                total = leaf.select(used).double().weighted_sum(weight[used].double()).to(total.dtype)
             sums[name] = total
         return sums
 

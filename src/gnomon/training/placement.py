@@ -1,0 +1,71 @@
+"""Which row of a physical batch each record gets: a random one, in a batch of one of few sizes.
+
+A kernel may round the result of a record differently at another row, or in a batch of another size. Where rounding
+decides an update (logits that are equal in exact arithmetic, say), a record that moves others to other rows changes
+their updates, and no clip bound holds. Here rows are drawn by secret coins, and batches are filled up to a multiple of
+a declared number. With one record more or less, within one multiple, the rows of all other records then have exactly
+the same distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gnomon.data.sampling import shuffle
+from gnomon.release import NoiseSource
+from gnomon.updates.gradients import batch_size
+from gnomon.updates.trees import take_rows, tensors
+
+FEWEST, MOST = 4, 32
+"""The smallest and the largest number to a multiple of which batches are filled up."""
+
+
+class Placed(NamedTuple):
+    """A physical batch as the model sees it."""
+
+    inputs: Any
+    targets: Any
+    counts: Tensor
+    """Which rows are records, (B,); the others fill the batch up."""
+
+
+def multiple(expected_batch_size: float) -> int:
+    """Return the number to a multiple of which batches are filled up: at most a 32nd of the batch, but at least 4.
+
+    It follows from the declared batch size alone.
+
+    >>> multiple(250), multiple(1000), multiple(60000)
+    (4, 8, 32)
+    """
+    wanted = 2 ** math.floor(math.log2(max(1.0, expected_batch_size / 64)))
+    return min(max(wanted, FEWEST), MOST)
+
+
+def place(inputs: Any, targets: Any, to: int, most: int | None, order: NoiseSource) -> Placed:
+    """Put the records of a physical batch into random rows, in a batch that is filled up to a multiple of `to`.
+
+    Args:
+        inputs: tensors with the batch first, in any nested structure.
+        targets: the same for the targets.
+        to: the size becomes a multiple of this number.
+        most: the largest allowed size; a batch of that size is not filled up.
+        order: source of the random rows.
+
+    Returns:
+        The batch with copies of records in the rows that are left over. An empty batch stays empty.
+
+    >>> import torch
+    >>> from gnomon.release import SeededNoise
+    >>> placed = place(torch.arange(3.0), None, 4, None, SeededNoise(0))
+    >>> len(placed.inputs), int(placed.counts.sum()), sorted(placed.inputs[placed.counts].tolist())
+    (4, 3, [0.0, 1.0, 2.0])
+    """
+    size = batch_size(inputs)
+    filled = -(-size // to) * to
+    rows = shuffle(filled if most is None else max(size, min(filled, most)), order)
+    device = tensors(inputs)[0].device
+    inputs, targets = take_rows((inputs, targets), rows % max(size, 1))
+    return Placed(inputs, targets, (rows < size).to(device))
