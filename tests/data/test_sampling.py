@@ -53,7 +53,13 @@ def test_every_record_is_in_one_shuffled_batch_an_epoch():
 
 
 def test_a_full_batch_is_everybody():
-    assert all(torch.equal(chosen, torch.arange(7)) for chosen in take(FullBatch(), 7, 3))
+    assert all(torch.equal(chosen.sort().values, torch.arange(7)) for chosen in take(FullBatch(), 7, 3))
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.5), TruncatedPoisson(0.5, 40, 50)])
+def test_the_order_of_a_batch_is_not_that_of_the_data_set(sampling):
+    for chosen in take(sampling, 50, 3):
+        assert not torch.equal(chosen, chosen.sort().values)
 
 
 def test_an_unknown_sampling_is_refused():

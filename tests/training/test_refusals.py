@@ -12,11 +12,10 @@ from torch.nn import functional as F
 
 import gnomon
 from gnomon import methods
-from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, UpdateAndLoss
-from gnomon.release import SeededNoise
-from gnomon.subspaces import Moment, PublicEigenspace
+from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, PerLayer, UpdateAndLoss
+from gnomon.subspaces import Moment
 from gnomon.training import NotPrivate
-from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
+from gnomon.training.stages import refuse_mixing_rule
 from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
@@ -302,7 +301,7 @@ class Centred:
 
 def test_a_basis_that_mixes_samples_is_refused_before_the_first_release():
     t = build(nn.Linear(4, 2), method=methods.Method("mine", subspace=Centred()))
-    with pytest.raises(NotPrivate, match="subspace 'centred'"):
+    with pytest.raises(NotPrivate, match="the model, the loss or the subspace mixes"):
         t.fit(data(4))
     assert t.account.steps == 0
 
@@ -472,9 +471,151 @@ def test_a_model_on_a_device_without_double_precision_is_refused_by_name(monkeyp
         build(nn.Linear(4, 2))
 
 
-def test_the_library_s_own_bases_are_not_tried_on_private_records():
-    """A refusal that rounding decides would tell a server that chooses the weights who is among a site's records."""
-    public = torch.randn(12, 4), torch.arange(12) % 2
-    space = PublicEigenspace(public, 3)
-    basis = space.basis(Moment(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), 0, 1, 1, SeededNoise(0)))
-    assert refuse_mixing_basis("public", basis, None, None), "neither updates nor coordinates were looked at"
+# -- what a clip rule or a basis makes of a small dependence ---------------------------------------
+
+
+class Whispering(nn.Module):
+    """Each sample's output holds, a million times weaker, what the batch has in common."""
+
+    def __init__(self, loudness: float = 1e-6) -> None:
+        super().__init__()
+        self.body, self.branch, self.head, self.loudness = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2), loudness
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(x)
+        return self.head(h + self.loudness * self.branch(h - h.mean(0)))
+
+
+class Quiet(Whispering):
+    """The same without the mean over the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(x)
+        return self.head(h + self.loudness * self.branch(h))
+
+
+@pytest.mark.parametrize("loudness", [1e-3, 1e-6, 1e-9])
+def test_a_dependence_that_per_layer_clipping_would_lengthen_is_refused(loudness):
+    method = methods.Method("per layer", clip=PerLayer())
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        build(Whispering(loudness), method=method, max_grad_norm=1e-9).check(data(4))
+    build(Quiet(loudness), method=method, max_grad_norm=1e-9).check(data(4))
+
+
+def test_a_dependence_that_a_mask_leaves_alone_in_the_coordinates_is_refused():
+    model = Whispering(1e-5)
+    branch = {name: torch.full_like(p, "branch" in name, dtype=torch.bool) for name, p in model.named_parameters()}
+
+    class BranchOnly:
+        """Coordinates that hold nothing but the weak branch."""
+
+        name = "branch only"
+
+        def key(self, moment: Moment) -> int:
+            return 0
+
+        def basis(self, moment: Moment) -> BranchBasis:
+            return BranchBasis(moment.like)
+
+    class BranchBasis:
+        def __init__(self, like: dict[str, torch.Tensor]) -> None:
+            self.like = {name: value for name, value in like.items() if branch[name].any()}
+
+        def coordinates(self, updates: Updates) -> Updates:
+            return Updates({name: updates.leaves[name] for name in self.like}, updates.losses)
+
+        def lift(self, vector: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {name: vector.get(name, torch.zeros(m.shape)) for name, m in branch.items()}
+
+    method = methods.Method("branch", subspace=BranchOnly())
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        build(model, method=method, max_grad_norm=1e-9).check(data(4))
+    build(Quiet(1e-5), method=method, max_grad_norm=1e-9).check(data(4))
+
+
+def test_attention_passes_under_per_layer_clipping_although_some_of_its_gradients_are_rounding():
+    method = methods.Method("per layer", clip=PerLayer())
+    build(Attentive(), method=method).check((torch.randint(0, 20, (16, 7)), data(4)[1]))
+
+
+# -- batches that somebody collated ----------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """The mean over a sequence, with what pads it or without."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.table, self.head, self.masked = nn.Embedding(9, 4), nn.Linear(4, 2), masked
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        counts = (tokens != 0).float()[..., None] if self.masked else torch.ones(*tokens.shape, 1)
+        return self.head((self.table(tokens) * counts).sum(1) / counts.sum(1))
+
+
+def collated_steps(model: nn.Module, left: bool = False) -> None:
+    """A loop that draws records with `batches`, and pads each batch to its longest record."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 12, (40,), generator=draw)
+    texts = [torch.randint(1, 9, (int(n),), generator=draw) for n in lengths]
+    numbers, targets = torch.arange(40), torch.arange(40) % 2
+
+    def collate(chosen: torch.Tensor) -> torch.Tensor:
+        some = [texts[int(i)] for i in chosen]
+        longest = max((len(text) for text in some), default=1)
+        rows = [F.pad(text, (longest - len(text), 0) if left else (0, longest - len(text))) for text in some]
+        return torch.stack(rows) if rows else torch.zeros(0, 1, dtype=torch.long)
+
+    example = collate(torch.arange(6))[:, :7], targets[:6]
+    trainer = gnomon.Trainer(
+        model, PER_SAMPLE, torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.2, expected_batch_size=8,
+        noise_multiplier=1.0, target_delta=1e-3, steps=12, progress=False, example=example,
+    )  # fmt: skip
+    for chosen, wanted in trainer.batches((numbers, targets)):
+        trainer.step(collate(chosen), wanted)
+    assert trainer.account.steps == 12
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_model_that_pools_over_padding_is_refused_in_a_loop_with_collated_batches(left):
+    with pytest.raises(NotPrivate, match="with less padding"):
+        collated_steps(Pooled(masked=False), left)
+    collated_steps(Pooled(masked=True), left)
+
+
+def test_a_collated_batch_of_a_model_that_mixes_records_of_other_shapes_is_refused():
+    class Longish(Pooled):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            out = super().forward(tokens)
+            return out - out.mean(0) if tokens.shape[1] != 7 else out  # the example has seven
+
+    with pytest.raises(NotPrivate, match="mixes samples"):
+        collated_steps(Longish(masked=True))
+
+
+# -- several processes -----------------------------------------------------------------------------
+
+
+def test_models_for_several_processes_are_refused_by_name(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+        with pytest.raises(NotPrivate, match="wrapped in DistributedDataParallel"):
+            build(wrapped)
+        with pytest.raises(NotPrivate, match=r"module '1' is wrapped in DistributedDataParallel"):
+            build(nn.Sequential(nn.ReLU(), wrapped))
+        from torch.distributed.fsdp import fully_shard
+
+        sharded = nn.Linear(4, 2)
+        fully_shard(sharded, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        with pytest.raises(NotPrivate, match="FSDPModule"):
+            build(sharded)
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        parallel = nn.Linear(4, 2)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        parallel.weight = nn.Parameter(distribute_tensor(parallel.weight.detach(), mesh, [Shard(0)]))
+        with pytest.raises(NotPrivate, match="parameter 'weight' is a DTensor"):
+            build(parallel)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from gnomon.data.sampling import check_size, shuffle
 from gnomon.ledger.spending import Spending
 from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
-from gnomon.training.independence import enough, few, refuse_dependence
-from gnomon.training.refusals import refuse_batch_norm, refuse_max_norm, refuse_overlap
+from gnomon.training.independence import FEW, Coordinates, enough, few, refuse_dependence, refuse_padding
+from gnomon.training.refusals import refuse_batch_norm, refuse_distributed, refuse_max_norm, refuse_overlap
 from gnomon.updates import Loss
 from gnomon.updates.forward import DoesNotFit
-from gnomon.updates.trees import tensors
+from gnomon.updates.gradients import batch_size
+from gnomon.updates.trees import take_rows, tensors
 
 
 class Seen(NamedTuple):
@@ -79,17 +81,30 @@ class Entrance:
         *,
         leave_out: Any = None,
         example: tuple[Any, Any] | None = None,
+        coordinates: Callable[[Method], Coordinates | None] = lambda method: None,
     ) -> None:
         self.model, self.sampler, self.spending = model, sampler, spending
+        self.coordinates = coordinates
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
         self._checked: Seen | None = None
         self._admitted: Seen | None = None
+        self._shapes = set() if example is None else {_shape(example)}
+        self._collated = False
+        """Whether a batch of another shape than the records and the example has been checked."""
 
     def check(self, method: Method, loss: Loss, inputs: Any, targets: Any, name: str = "example") -> None:
         """Refuses a model or a loss that mixes samples, as far as these records show it, or that cannot take them."""
         try:
-            refuse_dependence(self.model, _naming(loss, name), method.update, inputs, targets)
+            refuse_dependence(
+                self.model,
+                _naming(loss, name),
+                method.update,
+                inputs,
+                targets,
+                rule=method.clip,
+                coordinates=self.coordinates(method),
+            )
         except DoesNotFit as error:
             raise DoesNotFit(f"{name} and model do not go together: {error}") from error
         if enough(inputs, targets):
@@ -97,13 +112,17 @@ class Entrance:
 
     def admit(self, train: Any, method: Method, loss: Loss) -> Loader:
         """The records that training may draw."""
+        refuse_distributed(self.model)
         refuse_batch_norm(self.model)
         refuse_max_norm(self.model)
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
         if self._checked is None or not self._checked.same(self._now(method, loss)):
-            self.check(method, loss, *self._some(loader), name="train")
+            some = self._some(loader)
+            self.check(method, loss, *some, name="train")
+            if some is not self.example:
+                self._shapes.add(_shape(some))
         used = loader if self.leave_out is None else loader.without(Loader(self.leave_out, "leave_out"))
         self.left_out = used.left_out
         if method.public is not None:
@@ -111,6 +130,21 @@ class Entrance:
         self.spending.admit(loader)
         self._admitted = self._now(method, loss)
         return used
+
+    def check_collated(self, method: Method, loss: Loss, inputs: Any, targets: Any) -> None:
+        """Checks a batch that the caller may have collated, once for each shape of its records.
+
+        An example shows neither what a collated batch holds nor how its length follows its longest record.
+        """
+        shape = _shape((inputs, targets))
+        if shape in self._shapes or batch_size(inputs) < 2:
+            return
+        if not self._collated:
+            some = take_rows((inputs, targets), slice(FEW))
+            self.check(method, loss, some[0], some[1], name="batch")
+            self._collated = True
+        refuse_padding(self.model, loss, method.update, inputs, targets)
+        self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:
         """Refuses what was put in the place of what was there when the records were admitted."""
@@ -131,6 +165,11 @@ class Entrance:
         if self.example is not None and enough(*self.example):
             return self.example
         return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
+
+
+def _shape(tree: Any) -> tuple[Any, ...]:
+    """The shapes and types of one record's tensors."""
+    return tuple((t.shape[1:], t.dtype) for t in tensors(tree))
 
 
 def _naming(loss: Loss, name: str) -> Loss:

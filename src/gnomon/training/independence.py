@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gnomon.clipping import ClipRule, Flat, for_losses
+from gnomon.clipping.rules import total
 from gnomon.data import Loader
 from gnomon.methods import Update
+from gnomon.release.door import SUM_ROUNDINGS, admission, lengths
 from gnomon.training.refusals import NotPrivate
 from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.losses import modules
-from gnomon.updates.trees import take_rows
+from gnomon.updates.trees import take_rows, tensors
 from gnomon.updates.untouched import untouched
 
 FEW = 8
@@ -25,6 +31,9 @@ FEW = 8
 
 COMBINATIONS = 4
 """How many random combinations of updates are compared."""
+
+NOTHING = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""A block of an update that is shorter than this part of the whole counts as zero in the comparison of blocks."""
 
 LOOKED = 256
 """How many items of a Dataset are made in search of a second target; where targets are in memory, all are seen."""
@@ -83,7 +92,23 @@ def of_loss(model: nn.Module, loss: Loss) -> dict[str, nn.Module]:
     return {"loss" if not number else f"loss {number + 1}": module for number, module in enumerate(found)}
 
 
-def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
+Coordinates = Callable[[Updates], Updates]
+"""How a method looks at updates before it clips them."""
+
+Comparison = Callable[[Updates, Updates], float]
+"""How far updates are from what they were, as a share of their lengths."""
+
+
+def refuse_dependence(
+    model: nn.Module,
+    loss: Loss,
+    update: Update,
+    inputs: Any,
+    targets: Any,
+    *,
+    rule: ClipRule | None = None,
+    coordinates: Coordinates | None = None,
+) -> None:
     """Runs the update on a few records, then changes the company they are in, and compares.
 
     The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
@@ -91,10 +116,37 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
     within the batch, and buffers of model or loss that a forward pass changes. Random numbers are the same in each run;
     where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
     were.
+
+    A clip `rule` that treats blocks of an update apart can lengthen one block beside the others, and `coordinates` may
+    keep little of an update but what its batch shares. Then clipped updates are compared as well, block by block: with
+    such a rule alone in float64 on a copy of the model, where the model has a copy that runs.
     """
-    size = batch_size(inputs)
-    if size < 2:
+    if batch_size(inputs) < 2:
         return
+    _refuse_dependence(model, loss, update, inputs, targets, _whole_apart)
+    clipped = partial(_blocks_apart, rule or Flat())
+    if coordinates is not None:
+
+        def in_coordinates(*batch: Any) -> Updates:
+            return coordinates(update(*batch))
+
+        culprit = "the model, the loss or the subspace"
+        _refuse_dependence(model, loss, in_coordinates, inputs, targets, clipped, culprit)
+    elif rule is not None and _is_blockwise(rule):
+        exact = _in_float64(model, update, loss, inputs, targets)
+        _refuse_dependence(*(exact or (model, loss, update, inputs, targets)), clipped)
+
+
+def _refuse_dependence(
+    model: nn.Module,
+    loss: Loss,
+    update: Update,
+    inputs: Any,
+    targets: Any,
+    compare: Comparison,
+    culprit: str = "the model or the loss",
+) -> None:
+    size = batch_size(inputs)
     with untouched(model, parameters=True, beside=of_loss(model, loss)) as before:
         if not model.training:
             model.train()
@@ -116,10 +168,72 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
             if constant and still is whole:
                 still = run((inputs, targets), constant)
             base = (still if constant else whole).select(kept)
-            apart = _apart(base, run(records, constant).select(torch.arange(len(kept))))
+            apart = compare(base, run(records, constant).select(torch.arange(len(kept))))
             if not apart <= _tolerance(base):
-                again = _apart(whole, run((inputs, targets)))
-                _refuse_mixing(how, apart, again=0.0 if again <= _tolerance(whole) else again)
+                again = compare(whole, run((inputs, targets)))
+                _refuse_mixing(culprit, how, apart, again=0.0 if again <= _tolerance(whole) else again)
+
+
+def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
+    """Refuses a model whose updates depend on the padded length of a batch of sequences.
+
+    A collated batch is as long as its longest record, so an update that depends on the length depends on the other
+    records. Rows that end, or begin, with a run of equal values are shortened by half of that run, and updates are
+    compared. A model that takes one length only, and a batch without such rows, show nothing.
+    """
+    length = next((t.shape[1] for t in tensors(inputs) if t.dim() > 1), 0)
+    for last in (True, False):
+        runs = _padding((inputs, targets), length, last)
+        filled = runs.argsort(descending=True)[: min(FEW, int((runs > 2).sum()))]
+        if len(filled) < 2:
+            continue
+        cut = int(runs[filled].min()) // 2
+        rows = take_rows((inputs, targets), filled)
+        shorter = _shortened(rows, length, slice(0, length - cut) if last else slice(cut, length))
+        with untouched(model, parameters=True, beside=of_loss(model, loss)):
+            chance = Chance(model)
+            with chance.repeated(constant=True):
+                before = update(model, loss, *rows)
+            try:
+                with chance.repeated(constant=True):
+                    after = update(model, loss, *shorter)
+            except Exception:  # the model takes one length only, so no batch of it is padded
+                continue
+        apart = _whole_apart(before, after)
+        if not apart <= _tolerance(before):
+            raise NotPrivate(
+                f"with less padding, the updates of the same sequences change by {apart:.1%}: the padded length of a "
+                "batch is that of its longest record, so one record reaches the updates of others and no clip bound "
+                "holds; mask the padding in attention and pooling, or pad all records to one declared length"
+            )
+
+
+def _shortened(tree: Any, length: int, kept: slice) -> Any:
+    """The tensors of that length with the kept positions alone."""
+
+    def shortened(values: Tensor) -> Tensor:
+        return values[:, kept] if values.dim() > 1 and values.shape[1] == length else values
+
+    return pytree.tree_map_only(Tensor, shortened, tree)
+
+
+def _padding(tree: Any, length: int, last: bool) -> Tensor:
+    """How many positions at the end, or the beginning, of each record look like padding, (B,); zeros if none do.
+
+    Padding is a run of one value in all tensors of that length, the same for at least half of the records and not for
+    all of them: the longest record has none.
+    """
+    if length < 2:
+        return torch.zeros(0, dtype=torch.long)
+    sequences = [t.double() for t in tensors(tree) if t.dim() > 1 and t.shape[1] == length]
+    together = torch.cat([t.reshape(*t.shape[:2], -1) for t in sequences], 2)
+    together = together.flip(1) if last else together
+    edges, kinds, counts = together[:, 0].unique(dim=0, return_inverse=True, return_counts=True)
+    most = int(counts.argmax())
+    if len(edges) < 2 or 2 * int(counts[most]) < len(kinds):
+        return torch.zeros(len(kinds), dtype=torch.long)
+    runs = (together == edges[most]).all(2).long().cumprod(1).sum(1)
+    return torch.where(runs < length, runs, 0)
 
 
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
@@ -150,20 +264,20 @@ def refuse_touched(touched: str) -> NoReturn:
     )
 
 
-def _refuse_mixing(how: str, apart: float, again: float) -> None:
+def _refuse_mixing(culprit: str, how: str, apart: float, again: float) -> None:
     if again:
         raise NotPrivate(
-            f"two runs over the same records give updates that are {again:.1%} apart: the model or the loss draws "
+            f"two runs over the same records give updates that are {again:.1%} apart: {culprit} draws "
             "random numbers that torch does not know of, so whether it mixes samples cannot be seen; draw with torch"
         )
     raise NotPrivate(
-        f"when {how}, the updates of the others change by {apart:.1%}: the model or the loss mixes samples "
+        f"when {how}, the updates of the others change by {apart:.1%}: {culprit} mixes samples "
         "(batch statistics, a batch mean, maximum or count, the longest sequence, a loss over pairs), so "
         "no clip bound holds; make each sample's output and loss depend on that sample alone"
     )
 
 
-def _apart(before: Updates, after: Updates) -> float:
+def _whole_apart(before: Updates, after: Updates) -> float:
     """How far random combinations of updates are from what they were, in units of their lengths; the farthest counts.
 
     Differences can cancel in one combination, not in several.
@@ -182,6 +296,66 @@ def _apart(before: Updates, after: Updates) -> float:
         scale = float((weights.abs() * norms).sum())
         found.append(apart / max(scale, 1e-300) if apart else 0.0)
     return float(torch.tensor(found, dtype=torch.float64).max())  # not a number if one is not
+
+
+def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
+    """How far random combinations of clipped updates are from what they were, in the block where that is farthest.
+
+    The bound is so low that every block is clipped, because training may come there. A block counts with its length and
+    with what rounding may do to it: of a block that is zero but for rounding nothing can be said.
+    """
+    rounding = SUM_ROUNDINGS * torch.finfo(before.losses.dtype).eps
+    norms = lengths(before)  # (B, blocks)
+    usable = torch.isfinite(norms).all(1) & torch.isfinite(lengths(after)).all(1)
+    norms = torch.where(usable[:, None], norms, 0.0)
+    positive = norms[norms > 0]
+    if not len(positive):
+        return 0.0
+    bound = max(1e-3 * float(positive.min()), 1e-12 * float(positive.max()))
+    ceilings = torch.where(usable[:, None], before.ceilings_by_parameter(), 0.0)
+    room = 0.02 * rounding * ceilings + NOTHING[before.losses.dtype] * total(norms)
+    old, new = (admission(some, rule, bound).weights.expand_as(norms) for some in (before, after))
+    old, new = (torch.where(usable[:, None], weights, 0.0) for weights in (old, new))
+    counted = old * (norms + room / _tolerance(before))
+    draw = torch.Generator()
+    draw.seed()
+    worst = 0.0
+    for _ in range(COMBINATIONS):
+        drawn = torch.randn(len(before), 1, generator=draw, dtype=torch.float64).to(norms.device) / bound
+        was, now = before.weighted_sum(drawn * old), after.weighted_sum(drawn * new)
+        scales = (drawn.abs() * counted).sum(0)
+        for name, scale in zip(was, scales.tolist(), strict=True):
+            apart = float(torch.linalg.vector_norm((was[name] - now[name]).double()))
+            if math.isnan(apart):
+                return apart
+            worst = max(worst, apart / max(scale, 1e-300))
+    return worst
+
+
+def _is_blockwise(rule: ClipRule) -> bool:
+    """Whether a rule gives the blocks of one sample different weights."""
+    made_up = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
+    return for_losses(rule, torch.ones(2)).weights(made_up, 1.0).shape[1] > 1
+
+
+def _in_float64(
+    model: nn.Module, update: Update, loss: Loss, inputs: Any, targets: Any
+) -> tuple[nn.Module, Loss, Update, Any, Any] | None:
+    """A copy of the model in float64, with loss and records; None if there is no such copy, or it does not run."""
+
+    def wide(tree: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, tree)
+
+    try:
+        exact, criterion = copy.deepcopy(model).double(), copy.deepcopy(loss)
+        if isinstance(criterion, nn.Module):
+            criterion.double()
+        batch = wide(inputs), wide(targets)
+        with untouched(exact):
+            update(exact, criterion, *batch)
+    except Exception:  # it was written for float32: then its own precision has to do
+        return None
+    return exact, criterion, update, *batch
 
 
 def _tolerance(updates: Updates) -> float:

@@ -37,6 +37,34 @@ clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead
             )
 
 
+def refuse_distributed(model: nn.Module) -> None:
+    """Models that are wrapped or sharded for several processes or devices: each would release a sum of its own.
+
+    >>> refuse_distributed(nn.DataParallel(nn.Linear(2, 2)))
+    Traceback (most recent call last):
+    gnomon.training.refusals.NotPrivate: the model is wrapped in DataParallel: each process or device would clip, \
+noise and account for its own part alone; hand over the plain module (model.module) and train in one process
+    """
+    for name, module in model.named_modules():
+        kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in WRAPPERS), None)
+        if kind is not None:
+            where = f"module '{name}'" if name else "the model"
+            raise NotPrivate(
+                f"{where} is wrapped in {kind}: each process or device would clip, noise and account for its own part "
+                "alone; hand over the plain module (model.module) and train in one process"
+            )
+    for name, p in model.named_parameters():
+        if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
+            raise NotPrivate(
+                f"parameter '{name}' is a DTensor, sharded over processes (FSDP2 or tensor parallelism): a record's "
+                "update would be clipped by parts; train a model that one process holds whole"
+            )
+
+
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+"""Classes of torch that spread a model over processes or devices."""
+
+
 def refuse_device(device: torch.device) -> None:
     """A device without float64: norms, sums and noise are formed in it.
 

@@ -1,4 +1,4 @@
-"""Whether what comes after an update, a subspace and a clip rule, treats each sample by itself."""
+"""Whether a clip rule treats each sample by itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from gnomon.clipping import ClipRule, for_losses
-from gnomon.subspaces import Basis
 from gnomon.training.refusals import NotPrivate
-from gnomon.updates import Updates
 
 MADE_UP = 8
 """How many samples a rule is tried on."""
@@ -37,26 +35,3 @@ def refuse_mixing_rule(rule: ClipRule, blocks: int, bound: float, device: torch.
                 f"clip rule '{rule.name}' gives a sample another weight when others are in its batch, or came before "
                 "it: no clip bound holds; let its weight depend on that sample's norms and loss alone"
             )
-
-
-def refuse_mixing_basis(name: str, basis: Basis, updates: Updates, seen: Updates) -> bool:
-    """Refuses a basis in which a sample's coordinates depend on the others of its batch.
-
-    `seen` are the coordinates of the whole batch. Says whether there were enough samples to tell. The library's own
-    bases are not tried: at a federated site, a server could choose weights at which rounding tells who is there.
-    """
-    if type(basis).__module__.startswith("gnomon."):
-        return True
-    norms = updates.norms()
-    two = torch.isfinite(norms).nonzero().flatten()[:2]
-    if len(two) < 2 or len(updates) == 2:
-        return False
-    among, alone = (found.dense().double() for found in (seen.select(two), basis.coordinates(updates.select(two))))
-    tolerance = 3e-3 if updates.losses.dtype is torch.float32 else 1e-7  # small eigenvalues magnify rounding
-    room = tolerance * torch.maximum(among.norm(dim=1), 0.1 * norms[two])
-    if not bool(((among - alone).norm(dim=1) <= room).all()):
-        raise NotPrivate(
-            f"subspace '{name}' gives a sample other coordinates when others are in its batch: no clip bound holds; "
-            "let them depend on that sample's update alone"
-        )
-    return True

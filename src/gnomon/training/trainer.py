@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -21,13 +22,12 @@ from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
-from gnomon.subspaces import Basis, Keeping, Moment, inside, seeing
-from gnomon.subspaces.basis import AmbientBasis
+from gnomon.subspaces import Ambient, Basis, Keeping, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate, of_members
-from gnomon.training.independence import of_loss, refuse_touched
+from gnomon.training.independence import Coordinates, of_loss, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.placement import Placed, multiple, place
 from gnomon.training.plan import no_noise, plan
@@ -35,12 +35,13 @@ from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
     refuse_batch_norm,
     refuse_device,
+    refuse_distributed,
     refuse_foreign_parameters,
     refuse_max_norm,
     refuse_optimizer,
 )
 from gnomon.training.result import BudgetExhausted, Result
-from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
+from gnomon.training.stages import refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_caveats, ledger_note
 from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
@@ -112,6 +113,7 @@ class Trainer:
     ) -> None:
         for p in model.parameters():
             refuse_device(p.device)
+        refuse_distributed(model)
         refuse_batch_norm(model)
         refuse_max_norm(model)
         refuse_foreign_parameters(model, optimizer)
@@ -156,7 +158,6 @@ class Trainer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._known_rule: ClipRule | None = None
-        self._known_basis: type[Basis] | None = AmbientBasis
         self._unmoved: tuple[Loss, Unmoved] | None = None
         self._scores_members = False  # in the fit that runs
         self._scored_members = False  # ever
@@ -164,7 +165,14 @@ class Trainer:
         self._sequence: Draws | None = None
         self.untrusted_weights = untrusted_weights
         self._multiple, self._order = multiple(self.expected_batch_size), ordering(self.noise)
-        self.entrance = Entrance(model, self.plan.sampler, self.spending, leave_out=leave_out, example=example)
+        self.entrance = Entrance(
+            model,
+            self.plan.sampler,
+            self.spending,
+            leave_out=leave_out,
+            example=example,
+            coordinates=self._coordinates,
+        )
         if example is not None:
             self.entrance.check(self.method, self.loss, *example)
 
@@ -265,6 +273,8 @@ class Trainer:
                 "step() needs a batch drawn by trainer.batches(data), one for each step, and a shuffled one before the "
                 "next is drawn: the privacy accounting is about how records are sampled"
             )
+        if not self.untrusted_weights:  # no error may depend on records then
+            self.entrance.check_collated(self.method, self.loss, inputs, targets)
         self._drawn -= 1
         record = self._step(_cut(inputs, targets, self.max_physical_batch_size))
         if self._epoch_ends:
@@ -373,9 +383,6 @@ class Trainer:
         unmoved = self._noted()
         for updates, counts in self._updates(physical):
             seen = basis.coordinates(updates) if before else updates
-            if before and self._known_basis is not type(basis):
-                told = refuse_mixing_basis(self.method.subspace.name, basis, updates, seen)
-                self._known_basis = type(basis) if told else None
             if self.method.pre_noise:
                 seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
             records = counts.nonzero().squeeze(1)
@@ -466,6 +473,13 @@ class Trainer:
         )  # fmt: skip
         for observe in self.observers:
             observe(view)
+
+    def _coordinates(self, method: methods.Method) -> Coordinates | None:
+        """How a method looks at updates before it clips them, for a check; None if it looks at them as they are."""
+        if method.project != "before" or isinstance(method.subspace, Ambient):
+            return None
+        # a new basis may need public randomness, and must not take it from the run's
+        return method.subspace.basis(dataclasses.replace(self.moment(), randomness=SecureNoise())).coordinates
 
     def _basis_now(self) -> Basis:
         """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
