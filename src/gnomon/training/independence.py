@@ -17,8 +17,7 @@ from gnomon.training.refusals import NotPrivate
 from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
-from gnomon.updates.losses import modules
-from gnomon.updates.untouched import untouched
+from gnomon.updates.snapshot import Snapshot, untouched
 
 FEW = 8
 """How many records are enough."""
@@ -72,32 +71,22 @@ def unlike(targets: Any, position: int) -> Tensor:
     return found
 
 
-def of_loss(model: nn.Module, loss: Loss) -> dict[str, nn.Module]:
-    """The modules of a loss that are not the model's, by name.
-
-    >>> of_loss(nn.Linear(1, 1), nn.MSELoss(reduction="none"))
-    {'loss': MSELoss()}
-    """
-    own = set(model.modules())
-    found = [module for module in modules(loss) if module not in own]
-    return {"loss" if not number else f"loss {number + 1}": module for number, module in enumerate(found)}
-
-
 def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
     """Runs the update on a few records, then changes the company they are in, and compares.
 
     The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
     batch norm, batch means, a batch's maximum or longest sequence, ranking losses, losses balanced or standardised
-    within the batch, and buffers of model or loss that a forward pass changes. Random numbers are the same in each run;
+    within the batch, and state of model or loss that a forward pass changes. Random numbers are the same in each run;
     where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
-    were.
+    were, except for caches that hold the same whatever the records are: those stay filled.
     """
     size = batch_size(inputs)
     if size < 2:
         return
-    with untouched(model, parameters=True, beside=of_loss(model, loss)) as before:
+    with untouched(model, parameters=True, loss=loss) as before:
         if not model.training:
             model.train()
+            before.note(contents=True)
         chance = Chance(model)
 
         with chance.repeated() as watch:
@@ -108,8 +97,8 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
             with chance.repeated(constant) if constant or watch.own else nullcontext():
                 return update(model, loss, *records)
 
-        if touched := before.changed():
-            refuse_touched(touched)
+        if before.changed():
+            _refuse_lasting(before, run, inputs, targets)
         still = whole
         for how, kept, records in _variants(inputs, targets):
             constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
@@ -120,6 +109,22 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
             if not apart <= _tolerance(base):
                 again = _apart(whole, run((inputs, targets)))
                 _refuse_mixing(how, apart, again=0.0 if again <= _tolerance(whole) else again)
+        if touched := before.changed():
+            refuse_touched(touched)
+
+
+def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> None:
+    """Refuses what the first run left behind, unless it is the same after any records and stays: a causal mask, say."""
+    left = Snapshot(before.roots, copies=True)
+    left.note(contents=True)
+    run((inputs, targets))
+    if touched := left.changed():
+        refuse_touched(touched)
+    before.restore()
+    run(_each(lambda t: t[-1:].expand_as(t).clone(), (inputs, targets)))
+    if touched := left.changed():
+        refuse_touched(touched)
+    before.note(contents=True)
 
 
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
@@ -142,11 +147,13 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def refuse_touched(touched: str) -> NoReturn:
-    """Refuses a buffer or a parameter that was written to without noise, by its name."""
+    """Refuses state that was written to without noise, by its name. No value is quoted: it may come from a record."""
     raise NotPrivate(
-        f"a training forward pass changes the buffer or parameter '{touched}': what it reads off people's records "
-        "would end up in the saved model, or in the updates of others; build the module without running statistics "
-        "(track_running_stats=False) or whatever else writes there"
+        f"a training forward pass changes '{touched}', which stays from one call to the next: what it reads off "
+        "people's records would end up in the saved model, or in the updates of others, without noise; build the "
+        "module without running statistics (track_running_stats=False), keep no counter, queue or cache there, and "
+        "compute what depends on shapes alone before training. Large tensors that you change yourself between steps "
+        "need a write that torch counts, such as copy_() under no_grad() instead of .data"
     )
 
 

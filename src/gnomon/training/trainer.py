@@ -29,7 +29,7 @@ from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate, of_members
-from gnomon.training.independence import of_loss, refuse_touched
+from gnomon.training.independence import refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -43,12 +43,12 @@ from gnomon.training.refusals import (
 from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.stages import refuse_mixing_basis, refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_caveats, ledger_note
-from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.snapshot import Snapshot
 
 
 class Trainer:
@@ -154,7 +154,7 @@ class Trainer:
         self._basis: tuple[Hashable, Basis] | None = None
         self._known_rule: ClipRule | None = None
         self._known_basis: type[Basis] | None = AmbientBasis
-        self._unmoved: tuple[Loss, Unmoved] | None = None
+        self._snapshot: tuple[Loss, Snapshot] | None = None
         self._scores_members = False  # in the fit that runs
         self._scored_members = False  # ever
         self._drawn = 0
@@ -365,7 +365,7 @@ class Trainer:
         )
         self._check_rule(door)
         watch = Watch(self.max_grad_norm, self.method.unit)
-        unmoved = self._noted()
+        snapshot = self._noted()
         for inputs, targets in physical:
             updates = self.method.update(self.model, self.loss, inputs, targets)
             seen = basis.coordinates(updates) if before else updates
@@ -378,8 +378,8 @@ class Trainer:
             if self.observers and not watch.beyond:  # the first physical batch stands for the step
                 self._show(basis, updates, admitted)
             watch.see(updates, admitted)
-        if touched := unmoved.changed():
-            unmoved.restore()
+        if touched := snapshot.changed():
+            snapshot.restore()
             refuse_touched(touched)
         released = door.release()
         if isinstance(basis, Keeping):
@@ -392,12 +392,18 @@ class Trainer:
         self._schedule("step")
         return watch.record()
 
-    def _noted(self) -> Unmoved:
+    def _noted(self) -> Snapshot:
         """Model and loss as they are before a step's records are seen."""
-        if self._unmoved is None or self._unmoved[0] is not self.loss:
-            self._unmoved = self.loss, Unmoved({"": self.model} | of_loss(self.model, self.loss))
-        self._unmoved[1].note()
-        return self._unmoved[1]
+        if self._snapshot is None or self._snapshot[0] is not self.loss:
+            self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
+        last = self.account.steps + 1 >= self.plan.last
+        self._snapshot[1].note(contents=True if last else None)
+        return self._snapshot[1]
+
+    def verify_contents(self) -> None:
+        """Refuses a large tensor that was written since its contents were last read, unseen by torch's own count."""
+        if self._snapshot is not None and (touched := self._snapshot[1].verify_contents()):
+            refuse_touched(touched)
 
     def _check_rule(self, door: Door) -> None:
         """Refuses a clip rule that mixes samples, once for each rule."""
