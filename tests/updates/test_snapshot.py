@@ -493,6 +493,21 @@ def test_a_statistic_taken_once_from_the_first_records_is_refused_and_no_cache()
     assert model.layer.mean is None
 
 
+def test_a_count_that_two_batches_happen_to_share_is_refused_and_not_left_in_the_model():
+    class Counted(nn.Module):
+        most = 0
+
+        def forward(self, x):
+            self.most = int((x > 0).sum())
+            return x
+
+    inputs = torch.cat([torch.ones(16, 2), -torch.ones(16, 2)], 1)
+    model = Model(Counted())
+    with pytest.raises(NotPrivate, match=r"'layer\.most'"):
+        build(model).fit((inputs, torch.arange(16) % 2))
+    assert model.layer.most == 0
+
+
 def test_state_written_anew_with_what_it_held_passes():
     class Same(nn.Module):
         def __init__(self) -> None:

@@ -97,8 +97,7 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
             with chance.repeated(constant) if constant or watch.own else nullcontext():
                 return update(model, loss, *records)
 
-        if before.changed():
-            _refuse_lasting(before, run, inputs, targets)
+        filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
         still = whole
         for how, kept, records in _variants(inputs, targets):
             constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
@@ -109,14 +108,14 @@ def refuse_dependence(model: nn.Module, loss: Loss, update: Update, inputs: Any,
             if not apart <= _tolerance(base):
                 again = _apart(whole, run((inputs, targets)))
                 _refuse_mixing(how, apart, again=0.0 if again <= _tolerance(whole) else again)
-        if touched := before.changed():
+        if touched := filled.changed():
             refuse_touched(touched)
+        before.note()  # caches stay filled: the first step would be refused for filling them
 
 
-def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> None:
-    """Refuses what the first run left behind, unless it is the same after any records and stays: a causal mask, say."""
-    left = Snapshot(before.roots, copies=True)
-    left.note(contents=True)
+def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> Snapshot:
+    """Refuses what the first run left behind, unless other records leave the same and it stays: a causal mask, say."""
+    left = before.later()
     run((inputs, targets))
     if touched := left.changed():
         refuse_touched(touched)
@@ -124,7 +123,7 @@ def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any
     run(_each(lambda t: t[-1:].expand_as(t).clone(), (inputs, targets)))
     if touched := left.changed():
         refuse_touched(touched)
-    before.note(contents=True)
+    return left
 
 
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
@@ -149,8 +148,8 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 def refuse_touched(touched: str) -> NoReturn:
     """Refuses state that was written to without noise, by its name. No value is quoted: it may come from a record."""
     raise NotPrivate(
-        f"a training forward pass changes '{touched}', which stays from one call to the next: what it reads off "
-        "people's records would end up in the saved model, or in the updates of others, without noise; build the "
+        f"a training forward pass changes the attribute, buffer or parameter '{touched}': what it reads off people's "
+        "records would stay there and end up in the saved model, or in the updates of others, without noise; build the "
         "module without running statistics (track_running_stats=False), keep no counter, queue or cache there, and "
         "compute what depends on shapes alone before training. Large tensors that you change yourself between steps "
         "need a write that torch counts, such as copy_() under no_grad() instead of .data"

@@ -86,6 +86,7 @@ class Snapshot:
 
     def __init__(self, roots: Mapping[str, Any], *, copies: bool = False) -> None:
         self.roots, self._copies = dict(roots), copies
+        self._known: frozenset[str] | None = None
         self._nodes: list[tuple[Any, _Node]] = []
         self._large: list[_Leaf] = []
 
@@ -93,10 +94,20 @@ class Snapshot:
         """Take everything as it is now; with `contents` the contents of large tensors for certain, or not at all."""
         if contents is None:
             contents = not self._nodes or _secret.random() < self._probability()
-        walk = _Walk(contents, self._copies, {id(leaf.value): leaf for leaf in self._large})
+        walk = _Walk(contents, self._copies, {id(leaf.value): leaf for leaf in self._large}, self._known)
         for name, root in self.roots.items():
             walk.start(root, name, globals_too=bool(name))
         self._nodes, self._large = walk.nodes, walk.large
+
+    def later(self) -> Snapshot:
+        """The same objects as they are now, after they saw records.
+
+        An attribute that is new since then is named only if its name stands in the code: it may be made from a record.
+        """
+        later = Snapshot(self.roots, copies=self._copies)
+        later._known = frozenset(name for _, node in self._nodes for name in _names_in(node))
+        later.note(contents=True)
+        return later
 
     def changed(self) -> str | None:
         """The name of something that differs now, None if nothing does."""
@@ -307,10 +318,12 @@ class _Kind(NamedTuple):
 class _Branch:
     """A container, an object or a function, and its parts as they were."""
 
-    __slots__ = ("attributes", "children", "keys", "kind", "owner", "path", "size", "value", "values", "whole")
+    __slots__ = ("attributes", "children", "keys", "kind", "known", "owner", "path", "size", "value", "values", "whole")
 
-    def __init__(self, value: Any, path: str, kind: _Kind, owner: Any, whole: bool) -> None:
-        self.value, self.path, self.kind, self.owner = value, path, kind, owner
+    def __init__(
+        self, value: Any, path: str, kind: _Kind, owner: Any, whole: bool, known: frozenset[str] | None
+    ) -> None:
+        self.value, self.path, self.kind, self.owner, self.known = value, path, kind, owner, known
         self.size = len(value) if isinstance(value, _CONTAINERS) else 0
         self.whole = whole or self.size <= LONG
         self.keys, self.values = kind.read(value, self.whole)
@@ -334,24 +347,29 @@ class _Branch:
                 if now_there is not held and place not in followed and not _alike(held, now_there):
                     key = self.keys[place] if self.keys else place
                     if not (self.kind is _MODULE and key in _HOOKS):
-                        return self.kind.label(self.path, key)
+                        return self.named(key)
         for place, child in self.children:
             if (path := child.differs(values[place])) is not None:
                 return path
         return self.attributes.differs(vars(now)) if self.attributes is not None else None
 
     def _unlike(self, now: Mapping[Any, Any]) -> str:
-        """A name that is gone or new. A new one is named if it stands in the code, else it may be made from records."""
+        """What is gone or new, by a name that may be told if there is one."""
         if not _named(self.kind):
             return self.kind.label(self.path, None)
-        gone = [key for key in self.keys if key not in now]
-        new = [key for key in now if key not in set(self.keys) and self._spells(key)]
-        return self.kind.label(self.path, (new + gone)[0]) if new + gone else self.kind.label(self.path, "*")
+        gone = [self.named(key) for key in self.keys if key not in now]
+        new = [self.named(key, frozenset()) for key in now if key not in set(self.keys)]
+        hidden = self.kind.label(self.path, "*")
+        return next((name for name in new + gone if name != hidden), hidden)
 
-    def _spells(self, key: Any) -> bool:
-        if isinstance(key, tuple):  # a part of a function
-            return key[0] != "attribute"
-        return _in_code(self.owner, key)
+    def named(self, key: Any, known: frozenset[str] | None = None) -> str:
+        """The name of a part. One that was not known before records were seen is told only if it stands in the code."""
+        known = self.known if known is None else known
+        name = key[1] if isinstance(key, tuple) else key
+        hidden = _named(self.kind) and known is not None and name not in known
+        if isinstance(key, tuple):  # a part of a function: all names but those of attributes stand in its code
+            hidden = hidden and key[0] == "attribute"
+        return self.kind.label(self.path, "*" if hidden and not _in_code(self.owner, name) else key)
 
     def restore(self) -> None:
         with suppress(Exception):  # restore what can be restored: a container of the user's own may refuse
@@ -371,6 +389,17 @@ _Node: TypeAlias = _Leaf | _Branch
 
 def _named(kind: _Kind) -> bool:
     return kind.label is _attribute
+
+
+def _names_in(node: _Node) -> Iterator[str]:
+    """The names of all attributes at and below a node."""
+    if isinstance(node, _Branch):
+        if _named(node.kind):
+            yield from (key[1] if isinstance(key, tuple) else key for key in node.keys)
+        for _, child in node.children:
+            yield from _names_in(child)
+    if node.attributes is not None:
+        yield from _names_in(node.attributes)
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:
@@ -397,9 +426,9 @@ def _alike(held: Any, now: Any) -> bool:
 
 
 def _in_code(owner: Any, name: Any) -> bool:
-    """Whether the methods of an object's class spell a name out."""
-    classes = type(owner).__mro__
-    functions = [f for cls in classes for f in vars(cls).values() if isinstance(f, types.FunctionType)]
+    """Whether the methods of an object's class, or functions among its attributes, spell a name out."""
+    holders = [vars(cls) for cls in type(owner).__mro__] + [getattr(owner, "__dict__", {})]
+    functions = [part for held in holders for part in held.values() if isinstance(part, types.FunctionType)]
     return any(name in _spelled(function.__code__) for function in functions)
 
 
@@ -624,10 +653,10 @@ def _library(thing: Any, *names: str) -> bool:
 class _Walk:
     """One walk from the roots to everything that is followed."""
 
-    def __init__(self, contents: bool, copies: bool, old: dict[int, _Leaf]) -> None:
+    def __init__(self, contents: bool, copies: bool, old: dict[int, _Leaf], known: frozenset[str] | None) -> None:
         self.nodes: list[tuple[Any, _Node]] = []
         self.large: list[_Leaf] = []
-        self._contents, self._copies, self._old = contents, copies, old
+        self._contents, self._copies, self._old, self._known = contents, copies, old, known
         self._seen: set[int] = set()
         self._globals = False
 
@@ -669,14 +698,14 @@ class _Walk:
 
     def _module(self, module: nn.Module, path: str) -> _Branch:
         """A module's attributes, and its parameters, buffers and parts as if they were attributes, too."""
-        branch = _Branch(module, path, _MODULE, module, self._contents)
+        branch = _Branch(module, path, _MODULE, module, self._contents, self._known)
         for place, (name, part) in enumerate(zip(branch.keys, branch.values, strict=True)):
             if name in _HOOKS:
                 continue
             if name in ("_parameters", "_buffers", "_modules") and isinstance(part, dict):
                 child: _Node | None = self._branch(part, path, _NAMED, 0, module, buffer=name == "_buffers")
             else:
-                child = self._follow(part, _attribute(path, name), 1)
+                child = self._follow(part, branch.named(name), 1)
             if child is not None:
                 branch.children.append((place, child))
         self._code(type(module), path)
@@ -685,13 +714,13 @@ class _Walk:
     def _branch(
         self, value: Any, path: str, kind: _Kind, depth: int, owner: Any = None, buffer: bool = False
     ) -> _Branch:
-        branch = _Branch(value, path, kind, value if owner is None else owner, self._contents)
+        branch = _Branch(value, path, kind, value if owner is None else owner, self._contents, self._known)
         if not isinstance(value, bytearray | array.array):
             for place, part in enumerate(branch.values):
                 if type(part) in _ATOMS or id(part) in self._seen:
                     continue
                 key = branch.keys[place] if branch.keys else place
-                child = self._follow(part, kind.label(path, key), depth + 1, buffer)
+                child = self._follow(part, branch.named(key), depth + 1, buffer)
                 if child is not None:
                     branch.children.append((place, child))
         if kind in (_DICT, _SET, _SEQUENCE) and hasattr(value, "__dict__"):
