@@ -241,6 +241,28 @@ def test_state_that_is_written_only_later_is_refused_in_that_step_and_put_back(h
         assert picture(kept) == before
 
 
+def test_a_step_that_ends_with_an_error_leaves_no_state_behind():
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.fails = torch.zeros(4), False
+
+        def forward(self, x):
+            if self.fails:
+                self.mean = x.mean(0)
+                raise ZeroDivisionError
+            return x - self.mean
+
+    model = Model(Failing())
+    trainer = build(model)
+    batches = trainer.batches(data(4))
+    trainer.step(*next(batches))
+    model.layer.fails = True
+    with pytest.raises(ZeroDivisionError):
+        trainer.step(*next(batches))
+    assert not model.layer.mean.any()
+
+
 def test_a_record_cannot_move_the_updates_of_others_through_a_running_mean():
     """The attack: a mean of earlier batches is taken off, so that one record shifts every later update."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -49,6 +50,21 @@ from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.snapshot import Snapshot
+
+
+def _undone_on_error(step: Callable[..., Record]) -> Callable[..., Record]:
+    """A step that puts model and loss back if it ends while they may hold what it read off records."""
+
+    @functools.wraps(step)
+    def undone(trainer: Trainer, physical: Iterable[tuple[Any, Any]]) -> Record:
+        try:
+            return step(trainer, physical)
+        except BaseException:
+            if trainer._snapshot is not None and trainer._snapshot[1].pending:
+                trainer._snapshot[1].restore()
+            raise
+
+    return undone
 
 
 class Trainer:
@@ -338,6 +354,7 @@ class Trainer:
 
     # -- the step itself -------------------------------------------------------------------------
 
+    @_undone_on_error
     @exact_products()
     def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
         """updates -> coordinates -> weights -> release -> lift -> step, for the records of one step."""
@@ -379,7 +396,6 @@ class Trainer:
                 self._show(basis, updates, admitted)
             watch.see(updates, admitted)
         if touched := snapshot.changed():
-            snapshot.restore()
             refuse_touched(touched)
         released = door.release()
         if isinstance(basis, Keeping):

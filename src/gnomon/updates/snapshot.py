@@ -87,6 +87,8 @@ class Snapshot:
     def __init__(self, roots: Mapping[str, Any], *, copies: bool = False) -> None:
         self.roots, self._copies = dict(roots), copies
         self._known: frozenset[str] | None = None
+        self.pending = False
+        """Whether something was noted and not yet found unchanged."""
         self._nodes: list[tuple[Any, _Node]] = []
         self._large: list[_Leaf] = []
 
@@ -97,7 +99,7 @@ class Snapshot:
         walk = _Walk(contents, self._copies, {id(leaf.value): leaf for leaf in self._large}, self._known)
         for name, root in self.roots.items():
             walk.start(root, name, globals_too=bool(name))
-        self._nodes, self._large = walk.nodes, walk.large
+        self._nodes, self._large, self.pending = walk.nodes, walk.large, True
 
     def later(self) -> Snapshot:
         """The same objects as they are now, after they saw records.
@@ -115,6 +117,7 @@ class Snapshot:
             path = node.differs(value)
             if path is not None:
                 return path or type(value).__name__
+        self.pending = False
         return None
 
     def verify_contents(self) -> str | None:
