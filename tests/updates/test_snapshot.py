@@ -261,6 +261,12 @@ def test_a_step_that_ends_with_an_error_leaves_no_state_behind():
     with pytest.raises(ZeroDivisionError):
         trainer.step(*next(batches))
     assert not model.layer.mean.any()
+    model.layer.fails, model.layer.mean = False, torch.ones(4)
+    trainer._drawn += 1
+    trainer.loss = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(RuntimeError, match="exchanged"):  # before any record is seen
+        trainer.step(*data(4))
+    assert model.layer.mean.all(), "what was set between steps stays"
 
 
 def test_a_record_cannot_move_the_updates_of_others_through_a_running_mean():

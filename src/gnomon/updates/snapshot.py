@@ -88,7 +88,7 @@ class Snapshot:
         self.roots, self._copies = dict(roots), copies
         self._known: frozenset[str] | None = None
         self.pending = False
-        """Whether something was noted and not yet found unchanged."""
+        """Whether something was noted and since then neither found unchanged nor put back."""
         self._nodes: list[tuple[Any, _Node]] = []
         self._large: list[_Leaf] = []
 
@@ -142,6 +142,7 @@ class Snapshot:
         """Put back what was noted: attributes, items and numbers, and the contents of all that was copied."""
         for _, node in self._nodes:
             node.restore()
+        self.pending = False
 
     def _probability(self) -> float:
         return max(RARELY, EVERY / max(1, sum(leaf.size for leaf in self._large)))
