@@ -704,7 +704,7 @@ class _Walk:
         """A module's attributes, and its parameters, buffers and parts as if they were attributes, too."""
         branch = _Branch(module, path, _MODULE, module, self._contents, self._known)
         for place, (name, part) in enumerate(zip(branch.keys, branch.values, strict=True)):
-            if name in _HOOKS:
+            if name in _HOOKS or type(part) in _ATOMS:
                 continue
             if name in ("_parameters", "_buffers", "_modules") and isinstance(part, dict):
                 child: _Node | None = self._branch(part, path, _NAMED, 0, module, buffer=name == "_buffers")
