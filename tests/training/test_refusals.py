@@ -202,7 +202,7 @@ class Caller:
 def test_a_loss_that_keeps_what_it_saw_is_refused_and_put_back(wrap):
     loss = Balanced()
     t = build(nn.Linear(4, 2), wrap(loss))
-    with pytest.raises(NotPrivate, match=r"'loss\.counts'"):
+    with pytest.raises(NotPrivate, match=r"'loss\.(\w+\.)?counts'"):
         t.fit(data(4))
     assert t.account.steps == 0
     assert loss.counts.tolist() == [0, 0]

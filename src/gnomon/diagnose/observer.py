@@ -26,7 +26,7 @@ from gnomon.subspaces.embedding import EmbeddingBasis
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.training.view import View
 from gnomon.updates import Updates, gradients
-from gnomon.updates.untouched import untouched
+from gnomon.updates.snapshot import untouched
 
 EVERY = 20
 """Steps between two diagnoses unless told otherwise."""

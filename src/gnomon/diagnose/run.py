@@ -19,7 +19,7 @@ from gnomon.release import SecureNoise
 from gnomon.release.door import admission
 from gnomon.training.trainer import Trainer
 from gnomon.training.view import View
-from gnomon.updates.untouched import untouched
+from gnomon.updates.snapshot import untouched
 
 
 def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gnomon.training import Statement, Trainer
 from gnomon.training.refusals import refuse_overlap
 from gnomon.training.statement import ledger_caveats, ledger_note
 from gnomon.training.watch import Record
-from gnomon.updates.untouched import untouched
+from gnomon.updates.snapshot import untouched
 
 
 class Client:

@@ -26,7 +26,7 @@ from gnomon.release import SeededNoise
 from gnomon.subspaces import Basis
 from gnomon.training import BudgetExhausted
 from gnomon.updates import Loss
-from gnomon.updates.untouched import untouched
+from gnomon.updates.snapshot import untouched
 
 
 @dataclass

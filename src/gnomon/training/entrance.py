@@ -200,4 +200,5 @@ def _naming(loss: Loss, name: str) -> Loss:
                 "give targets.long()"
             ) from error
 
+    setattr(named, "__wrapped__", loss)  # noqa: B010 - names of what the loss keeps begin at the loss itself
     return named

@@ -12,8 +12,8 @@ from gnomon.data import Loader
 from gnomon.updates import Loss, per_sample
 from gnomon.updates.gradients import batch_size as count
 from gnomon.updates.losses import checked
+from gnomon.updates.snapshot import untouched
 from gnomon.updates.trees import call
-from gnomon.updates.untouched import untouched
 
 COMPARED = 20_000
 """Up to how many validation and training records are compared by content."""

@@ -22,9 +22,8 @@ from gnomon.training.refusals import NotPrivate
 from gnomon.updates import Loss, Updates
 from gnomon.updates.chance import Chance
 from gnomon.updates.gradients import batch_size
-from gnomon.updates.losses import modules
+from gnomon.updates.snapshot import Snapshot, untouched
 from gnomon.updates.trees import take_rows, tensors
-from gnomon.updates.untouched import untouched
 
 FEW = 8
 """How many records are enough."""
@@ -81,17 +80,6 @@ def unlike(targets: Any, position: int) -> Tensor:
     return found
 
 
-def of_loss(model: nn.Module, loss: Loss) -> dict[str, nn.Module]:
-    """The modules of a loss that are not the model's, by name.
-
-    >>> of_loss(nn.Linear(1, 1), nn.MSELoss(reduction="none"))
-    {'loss': MSELoss()}
-    """
-    own = set(model.modules())
-    found = [module for module in modules(loss) if module not in own]
-    return {"loss" if not number else f"loss {number + 1}": module for number, module in enumerate(found)}
-
-
 Coordinates = Callable[[Updates], Updates]
 """How a method looks at updates before it clips them."""
 
@@ -113,9 +101,9 @@ def refuse_dependence(
 
     The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
     batch norm, batch means, a batch's maximum or longest sequence, ranking losses, losses balanced or standardised
-    within the batch, and buffers of model or loss that a forward pass changes. Random numbers are the same in each run;
+    within the batch, and state of model or loss that a forward pass changes. Random numbers are the same in each run;
     where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
-    were.
+    were, except for caches that hold the same whatever the records are: those stay filled.
 
     A clip `rule` that treats blocks of an update apart can lengthen one block beside the others, and `coordinates` may
     keep little of an update but what its batch shares. Then clipped updates are compared as well, block by block: with
@@ -147,9 +135,10 @@ def _refuse_dependence(
     culprit: str = "the model or the loss",
 ) -> None:
     size = batch_size(inputs)
-    with untouched(model, parameters=True, beside=of_loss(model, loss)) as before:
+    with untouched(model, parameters=True, loss=loss) as before:
         if not model.training:
             model.train()
+            before.note(contents=True)
         chance = Chance(model)
 
         with chance.repeated() as watch:
@@ -160,8 +149,7 @@ def _refuse_dependence(
             with chance.repeated(constant) if constant or watch.own else nullcontext():
                 return update(model, loss, *records)
 
-        if touched := before.changed():
-            refuse_touched(touched)
+        filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
         still = whole
         for how, kept, records in _variants(inputs, targets):
             constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
@@ -172,6 +160,9 @@ def _refuse_dependence(
             if not apart <= _tolerance(base):
                 again = compare(whole, run((inputs, targets)))
                 _refuse_mixing(culprit, how, apart, again=0.0 if again <= _tolerance(whole) else again)
+        if touched := filled.changed():
+            refuse_touched(touched)
+        before.note()  # caches stay filled: the first step would be refused for filling them
 
 
 def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
@@ -190,7 +181,7 @@ def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, ta
         cut = int(runs[filled].min()) // 2
         rows = take_rows((inputs, targets), filled)
         shorter = _shortened(rows, length, slice(0, length - cut) if last else slice(cut, length))
-        with untouched(model, parameters=True, beside=of_loss(model, loss)):
+        with untouched(model, parameters=True, loss=loss):
             chance = Chance(model)
             with chance.repeated(constant=True):
                 before = update(model, loss, *rows)
@@ -236,6 +227,19 @@ def _padding(tree: Any, length: int, last: bool) -> Tensor:
     return torch.where(runs < length, runs, 0)
 
 
+def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> Snapshot:
+    """Refuses what the first run left behind, unless other records leave the same and it stays: a causal mask, say."""
+    left = before.later()
+    run((inputs, targets))
+    if touched := left.changed():
+        refuse_touched(touched)
+    before.restore()
+    run(_each(lambda t: t[-1:].expand_as(t).clone(), (inputs, targets)))
+    if touched := left.changed():
+        refuse_touched(touched)
+    return left
+
+
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
     """Which records are as they were, and the batch that begins with them: all but the last one, then pairs alone."""
     size = batch_size(inputs)
@@ -256,11 +260,13 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def refuse_touched(touched: str) -> NoReturn:
-    """Refuses a buffer or a parameter that was written to without noise, by its name."""
+    """Refuses state that was written to without noise, by its name. No value is quoted: it may come from a record."""
     raise NotPrivate(
-        f"a training forward pass changes the buffer or parameter '{touched}': what it reads off people's records "
-        "would end up in the saved model, or in the updates of others; build the module without running statistics "
-        "(track_running_stats=False) or whatever else writes there"
+        f"a training forward pass changes the attribute, buffer or parameter '{touched}': what it reads off people's "
+        "records would stay there and end up in the saved model, or in the updates of others, without noise; build the "
+        "module without running statistics (track_running_stats=False), keep no counter, queue or cache there, and "
+        "compute what depends on shapes alone before training. Large tensors that you change yourself between steps "
+        "need a write that torch counts, such as copy_() under no_grad() instead of .data"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -27,7 +28,7 @@ from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate, of_members
-from gnomon.training.independence import Coordinates, of_loss, refuse_touched
+from gnomon.training.independence import Coordinates, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.placement import Placed, multiple, place
 from gnomon.training.plan import no_noise, plan
@@ -43,13 +44,28 @@ from gnomon.training.refusals import (
 from gnomon.training.result import BudgetExhausted, Result
 from gnomon.training.stages import refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_caveats, ledger_note
-from gnomon.training.unmoved import Unmoved
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch, averaged
 from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.snapshot import Snapshot
 from gnomon.updates.trees import take_rows
+
+
+def _undone_on_error(step: Callable[..., Record]) -> Callable[..., Record]:
+    """A step that puts model and loss back if it ends while they may hold what it read off records."""
+
+    @functools.wraps(step)
+    def undone(trainer: Trainer, physical: Iterable[tuple[Any, Any]]) -> Record:
+        try:
+            return step(trainer, physical)
+        except BaseException:
+            if trainer._snapshot is not None and trainer._snapshot[1].pending:
+                trainer._snapshot[1].restore()
+            raise
+
+    return undone
 
 
 class Trainer:
@@ -158,7 +174,7 @@ class Trainer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._basis: tuple[Hashable, Basis] | None = None
         self._known_rule: ClipRule | None = None
-        self._unmoved: tuple[Loss, Unmoved] | None = None
+        self._snapshot: tuple[Loss, Snapshot] | None = None
         self._scores_members = False  # in the fit that runs
         self._scored_members = False  # ever
         self._drawn = 0
@@ -353,6 +369,7 @@ class Trainer:
 
     # -- the step itself -------------------------------------------------------------------------
 
+    @_undone_on_error
     @exact_products()
     def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
         """updates -> coordinates -> weights -> release -> lift -> step, for the records of one step."""
@@ -380,7 +397,7 @@ class Trainer:
         )
         self._check_rule(door)
         watch = Watch(self.max_grad_norm, self.method.unit)
-        unmoved = self._noted()
+        snapshot = self._noted()
         for updates, counts in self._updates(physical):
             seen = basis.coordinates(updates) if before else updates
             if self.method.pre_noise:
@@ -390,8 +407,8 @@ class Trainer:
             if self.observers and not watch.beyond:  # the first physical batch stands for the step
                 self._show(basis, updates.select(records), admitted)
             watch.see(updates.losses[records], admitted)
-        if touched := unmoved.changed():
-            unmoved.restore()
+        if touched := snapshot.changed():
+            snapshot.restore()
             if not self.untrusted_weights:
                 refuse_touched(touched)
         released = door.release()
@@ -433,12 +450,18 @@ class Trainer:
                 continue
             yield updates, placed.counts[row : row + 1]
 
-    def _noted(self) -> Unmoved:
+    def _noted(self) -> Snapshot:
         """Model and loss as they are before a step's records are seen."""
-        if self._unmoved is None or self._unmoved[0] is not self.loss:
-            self._unmoved = self.loss, Unmoved({"": self.model} | of_loss(self.model, self.loss))
-        self._unmoved[1].note()
-        return self._unmoved[1]
+        if self._snapshot is None or self._snapshot[0] is not self.loss:
+            self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
+        last = self.account.steps + 1 >= self.plan.last
+        self._snapshot[1].note(contents=True if last else None)
+        return self._snapshot[1]
+
+    def verify_contents(self) -> None:
+        """Refuses a large tensor that was written since its contents were last read, unseen by torch's own count."""
+        if self._snapshot is not None and (touched := self._snapshot[1].verify_contents()):
+            refuse_touched(touched)
 
     def _check_rule(self, door: Door) -> None:
         """Refuses a clip rule that mixes samples, once for each rule."""

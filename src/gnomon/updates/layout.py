@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from gnomon.updates.forward import fitting
 from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.recorder import Key, Mark, Recorder, aliased
+from gnomon.updates.snapshot import untouched
 from gnomon.updates.trees import call, differentiable, tensors
-from gnomon.updates.untouched import untouched
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from types import CellType
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,46 +49,6 @@ def per_sample(loss: Loss) -> Loss:
             whole: Callable[..., Tensor] = loss
             return functools.partial(whole, reduction="none")
     return loss
-
-
-def modules(loss: Loss) -> list[nn.Module]:
-    """The modules that a loss is, or calls: in a partial, a bound method, a closure, an attribute or a global name.
-
-    >>> criterion = nn.CrossEntropyLoss(reduction="none")
-    >>> modules(criterion) == modules(lambda outputs, targets: criterion(outputs, targets)) == [criterion]
-    True
-    """
-    found: list[nn.Module] = []
-    seen: set[int] = set()
-    waiting: list[Any] = [loss]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, nn.Module):
-            found.append(one)
-        elif callable(one) and not isinstance(one, type):
-            waiting += _held(one)
-    return found
-
-
-def _held(function: Any) -> list[Any]:
-    """What a callable that is no module may call."""
-    if isinstance(function, functools.partial):
-        return [function.func, *function.args, *function.keywords.values()]
-    if inspect.ismethod(function):
-        owner = function.__self__
-        return [function.__func__, *([owner] if isinstance(owner, nn.Module) else _attributes(owner))]
-    if inspect.isfunction(function):
-        captured = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        named = [function.__globals__.get(name) for name in function.__code__.co_names]
-        return [*captured, *(value for value in named if isinstance(value, nn.Module)), *_attributes(function)]
-    return _attributes(function)
-
-
-def _attributes(thing: Any) -> list[Any]:
-    return list(getattr(thing, "__dict__", {}).values())
 
 
 def checked(losses: Tensor, size: int) -> Tensor:
