@@ -36,7 +36,8 @@ from gnomon.memory import keep_memory
 from gnomon.report.comparison import comparison
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
-from gnomon.training.evaluate import evaluate, of_members
+from gnomon.training.evaluate import evaluate
+from gnomon.training.members import of_members
 from gnomon.validate import SettingError, positive, whole
 
 TRAIN_ACCURACY = "unprotected/train/accuracy"
