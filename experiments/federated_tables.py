@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.accounting import digits
 from gnomon.report.comparison import colours
 from gnomon.report.picture import GREY, Picture, bars, blank, legend, over_seeds
 from gnomon.reproduce.words import difference, spread, three
@@ -166,7 +167,9 @@ def fair_tables(found: Sequence[Row]) -> list[str]:
             unfair = "–" if row["unfairness"] is None else f"**{row['unfairness']:.3g}{off}**{psi}"
             worst = "–" if row["worst_accuracy"] is None else f"{row['worst_accuracy']:.1f}"
             body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfair, worst])
-        title = f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {mine[0]['epsilon']:.2f}, {mine[0]['rounds']} rounds"
+        title = (
+            f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {digits(mine[0]['epsilon'], 2)}, {mine[0]['rounds']} rounds"
+        )
         lines += _table(title, ["", "accuracy, %", "variance of the clients' losses", "worst client, %"], body)
     return lines
 
@@ -177,7 +180,7 @@ def skew_tables(found: Sequence[Row]) -> list[str]:
         cells = {(row["method"], row["sigma"]): row for row in mine}
         sigmas = sorted({row["sigma"] for row in mine})
         epsilon = {row["sigma"]: row["epsilon"] for row in mine}
-        heads = ["no noise" if not sigma else f"σ = {sigma:g}, ε = {epsilon[sigma]:.2f}" for sigma in sigmas]
+        heads = ["no noise" if not sigma else f"σ = {sigma:g}, ε = {digits(epsilon[sigma], 2)}" for sigma in sigmas]
         body = [
             [NAMES.get(method, method), *(_measured(cells.get((method, sigma))) for sigma in sigmas)]
             for method in dict.fromkeys(row["method"] for row in mine)

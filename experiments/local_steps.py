@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from gnomon import compare
 from gnomon.accounting import noise_multiplier
 from gnomon.config import recipe
+from gnomon.report.picture import WARNING
 
 STEP_SIZES, BOUNDS, LOCAL_STEPS = (0.1, 1.0), (0.1, 0.3, 1.0), (1, 2, 5, 10)
 LONGER = 5
@@ -125,7 +126,8 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         place.set_xlabel("epoch")
         place.grid(alpha=0.25)
         place.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"What clipping cuts off, and accuracy, at epsilon = {epsilon:g}", fontsize=11)
+    about = f"What clipping cuts off, and accuracy, at epsilon = {epsilon:g}"
+    figure.suptitle(f"{about} ({WARNING})", fontsize=11)
     figure.savefig(path)
 
 
@@ -145,7 +147,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "local_steps.json").write_text(json.dumps(rows, indent=2) + "\n")
     (args.out / "local_steps.md").write_text(markdown(rows))
-    picture(rows, args.out / "local_steps.png")
+    picture(rows, args.out / "local_steps-unprotected.png")
     print("\n" + markdown(rows))
 
 

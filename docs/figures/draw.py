@@ -72,39 +72,40 @@ MAIN_LINES = (
     "public records alone",
 )
 MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "projections.png": ("pcdp-table2", MAIN_LINES),
-    "projections-fashion.png": ("pcdp-table3", MAIN_LINES),
-    "dp-lsgd-figure1.png": ("dp-lsgd-figure1", ()),
-    "pcdp-appendix-figure1.png": ("pcdp-appendix-figure1", ()),
-    "pcdp-appendix-figure4.png": ("pcdp-appendix-figure4", ()),
-    "pcdp-appendix-figure5.png": ("pcdp-appendix-figure5", ()),
-    "pcdp-figure2.png": ("pcdp-figure2", ()),
-    "pdp-figure1.png": ("pdp-figure1", ()),
-    "pdp-figure2.png": ("pdp-figure2", ()),
-    "pdp-figure3-mnist.png": ("pdp-figure3-mnist", ()),
-    "pdp-figure3-fashion.png": ("pdp-figure3-fashion", ()),
-    "pdp-figure7.png": ("pdp-figure7", ()),
-    "pdp-figure8.png": ("pdp-figure8", ()),
-    "pdp-figure9.png": ("pdp-figure9", ()),
+    "projections": ("pcdp-table2", MAIN_LINES),
+    "projections-fashion": ("pcdp-table3", MAIN_LINES),
+    "dp-lsgd-figure1": ("dp-lsgd-figure1", ()),
+    "pcdp-appendix-figure1": ("pcdp-appendix-figure1", ()),
+    "pcdp-appendix-figure4": ("pcdp-appendix-figure4", ()),
+    "pcdp-appendix-figure5": ("pcdp-appendix-figure5", ()),
+    "pcdp-figure2": ("pcdp-figure2", ()),
+    "pdp-figure1": ("pdp-figure1", ()),
+    "pdp-figure2": ("pdp-figure2", ()),
+    "pdp-figure3-mnist": ("pdp-figure3-mnist", ()),
+    "pdp-figure3-fashion": ("pdp-figure3-fashion", ()),
+    "pdp-figure7": ("pdp-figure7", ()),
+    "pdp-figure8": ("pdp-figure8", ()),
+    "pdp-figure9": ("pdp-figure9", ()),
 }
-"""By file, the experiment whose picture it is and the lines that it shows, or () for all."""
+"""By the name of the file, the experiment whose picture it is and the lines that it shows, or () for all."""
 
 
-def measured(path: Path, results: Path, name: str, shown: tuple[str, ...]) -> bool:
-    """The picture of an experiment, if its cells are there."""
+def measured(stem: str, results: Path, name: str, shown: tuple[str, ...]) -> bool:
+    """The picture of an experiment, if its cells are there; of unprotected values under a name that says so."""
     experiment = read_experiment(name)
     if shown:
         lines = tuple(line for line in experiment.lines if line.name in shown)
         experiment = dataclasses.replace(experiment, lines=lines)
     rows = done_rows(experiment, results)
-    if rows:
-        pictures(experiment, rows)[0].figure.savefig(path, dpi=160)
+    for picture in pictures(experiment, rows)[:1] if rows else []:
+        named = dataclasses.replace(picture, name=stem)
+        named.figure.savefig(HERE / f"{named.file}.png", dpi=160)
     return bool(rows)
 
 
 def main() -> None:
     for file, (name, shown) in MEASURED.items():
-        if not measured(HERE / file, HERE.parent.parent / "experiments" / "results", name, shown):
+        if not measured(file, HERE.parent.parent / "experiments" / "results", name, shown):
             print(f"{file} is left as it is: experiments/results has no cells of {name}")
     pipeline(HERE / "pipeline.png")
     audited(HERE / "audit.png")

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tqdm.auto import tqdm
 
 from gnomon.environment import versions
+from gnomon.models.code import code_hash, is_custom
 from gnomon.store import Store
 from gnomon.validate import whole
 
@@ -72,8 +73,9 @@ TOLD = 5
 def settings_key(config: Any, **more: Any) -> str:
     """A name for settings; where data lie and how many threads compute does not count.
 
-    Settings at their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier
-    seven digits count: one that was worked out for a budget differs in later ones from machine to machine.
+    The code of a user's own model counts, so that a result is not found again after the model has changed. Settings at
+    their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier seven digits
+    count: one that was worked out for a budget differs in later ones from machine to machine.
 
     >>> from gnomon.config import TrainConfig
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
@@ -85,6 +87,8 @@ def settings_key(config: Any, **more: Any) -> str:
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
     if isinstance(noise := settings.get("noise_multiplier"), float):
         settings["noise_multiplier"] = float(f"{noise:.7g}")
+    if is_custom(model := settings.get("model")):
+        more["code"] = code_hash(str(model))
     return hashlib.sha256(json.dumps(settings | more, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -106,18 +110,20 @@ def run_cells(
     whole("workers", workers)
     store = Store(folder)
     store.open()
-    every = len({cell.key for cell in cells})
+    keys = {cell: cell.key for cell in cells}
+    every = len(set(keys.values()))
     there = partial(_there, folder=folder, complete=complete)
-    missing = list({cell.key: cell for cell in cells if not there(cell)}.values())
+    missing = list({keys[cell]: cell for cell in cells if not there(cell)}.values())
     failures: dict[str, Exception] = {}
     with tqdm(total=every, initial=every - len(missing), unit="run", disable=not progress) as bar:
-        for cell, found in _results(missing, partial(_once, job=job, there=there), workers):
+        for cell, result in _results(missing, partial(_once, job=job, there=there), workers):
             bar.update()
+            found = _caught(partial(_unchanged, cell, keys[cell], result))
             if isinstance(found, Exception):
                 failures[_told(cell)] = found
             elif found is not None:
                 settings = dataclasses.asdict(cell.config) | {"data_dir": None}
-                store.write(cell.key, {"settings": settings, "versions": versions()} | found)
+                store.write(keys[cell], {"settings": settings, "versions": versions()} | found)
                 bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
     if failures:
         raise CellsFailed(failures, every) from next(iter(failures.values()))
@@ -173,6 +179,15 @@ def _there(cell: C, folder: Path, complete: Callable[[C, dict[str, Any]], bool] 
 def _once(cell: C, job: Callable[[C], dict[str, Any]], there: Callable[[C], bool]) -> dict[str, Any] | None:
     """Run a cell unless somebody else has kept it by now."""
     return None if there(cell) else job(cell)
+
+
+def _unchanged(cell: Cell, key: str, result: dict[str, Any] | Exception | None) -> dict[str, Any] | None:
+    """The result of a cell, unless the code or the file that it was started with has changed meanwhile."""
+    if isinstance(result, Exception):
+        raise result
+    if cell.key != key:
+        raise RuntimeError("the code of the model or the data file changed while it ran: start again to run it anew")
+    return result
 
 
 def _caught(job: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | Exception | None:

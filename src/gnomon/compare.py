@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gnomon.accounting import digits
 from gnomon.building import (
     build_method,
     build_trainer,
@@ -35,7 +36,8 @@ from gnomon.memory import keep_memory
 from gnomon.report.comparison import comparison
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
-from gnomon.training.evaluate import evaluate, of_members
+from gnomon.training.evaluate import evaluate
+from gnomon.training.members import of_members
 from gnomon.validate import SettingError, positive, whole
 
 TRAIN_ACCURACY = "unprotected/train/accuracy"
@@ -237,7 +239,7 @@ def markdown(rows: Sequence[Row]) -> str:
     | dp-sgd | 60.0 ± 10.0 |
     """
     levels = sorted({_level(row) for row in rows if row.noise_multiplier is not None})
-    heads = [f"sigma {one[0]:.3g}, epsilon {one[1]:.3f}" if one[1:] else f"epsilon {one[0]:g}" for one in levels]
+    heads = [f"sigma {one[0]:.3g}, epsilon {digits(one[1])}" if one[1:] else f"epsilon {one[0]:.15g}" for one in levels]
     lines = ["| accuracy, % | " + " | ".join(heads) + " |", "|---" * (len(levels) + 1) + "|"]
     for method in dict.fromkeys(row.method for row in rows):
         mine = {_level(row): row for row in rows if row.method == method}

@@ -20,6 +20,7 @@ from gnomon.accounting import (
     Sampling,
     Shuffled,
     TruncatedPoisson,
+    digits,
 )
 from gnomon.plural import counted
 from gnomon.run_folder import SEALED, fingerprints
@@ -66,7 +67,7 @@ def misfits(statement: Mapping[str, Any]) -> list[str]:
     >>> misfits(said | {"epsilon": 0.5003})
     []
     >>> misfits(said | {"epsilon": 0.1})
-    ['noise multiplier 10, Poisson q = 0.025 and 3200 steps give epsilon 0.500 at delta = 1e-05, not 0.100']
+    ['noise multiplier 10, Poisson q = 0.025 and 3200 steps give epsilon 0.500 at delta = 1e-05, not 0.1']
     >>> misfits(said | {"epsilon": None})
     ['it promises privacy with epsilon None, which is no finite number']
     """
@@ -86,7 +87,7 @@ def misfits(statement: Mapping[str, Any]) -> list[str]:
     if _below(stated, spent):
         found.append(
             f"noise multiplier {spent.noise_multiplier:.6g}, {spent.sampler} and {steps} give epsilon "
-            f"{float(spent):.3f} at delta = {spent.delta:g}, not {statement['epsilon']:.3f}"
+            f"{digits(spent)} at delta = {spent.delta:g}, not {statement['epsilon']:.15g}"
         )
     if statement.get("guarantee") and not spent.guarantee:
         found.append(f"{spent.accountant} gives no guarantee")

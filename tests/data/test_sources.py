@@ -1,14 +1,16 @@
 """Every source reads its official format, scales with public constants, and explains what is wrong."""
 
 import gzip
+import io
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gnomon.data.sources import NAMES, DataError, Records, load
+from gnomon.data.sources import NAMES, DataError, Records, arrays, files, load
 from gnomon.data.sources.compas import USED
 from gnomon.data.sources.shakespeare import ALPHABET
 from gnomon.validate import SettingError
@@ -501,3 +503,64 @@ def test_the_official_files_have_the_published_counts(name, file, train, test, o
     if len(source.input_shape) == 3:  # standardised images
         assert abs(float(source.train.inputs.mean())) < 1e-3
         assert abs(float(source.train.inputs.std()) - 1) < 1e-3
+
+
+def npy(shape, content=b"", dtype="<f8"):
+    """A .npy file with a header of its own and whatever follows it."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue() + content
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("shape", "content", "said"),
+    [
+        ((10**10, 2000), bytes(16), r"claims shape \(10000000000, 2000\), 146 TiB, where the file has 16 bytes"),
+        ((2**40, 2**40), bytes(16), "where the file has 16 bytes"),
+        ((4, 2), bytes(16), "64 bytes, where the file has 16 bytes"),
+        ((1, 2), bytes(800), "16 bytes, where the file has 800 bytes"),
+    ],
+)
+def test_a_header_that_claims_other_bytes_than_there_are_is_named_before_memory_is_asked_for(
+    tmp_path, method, shape, content, said
+):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w", method) as file:
+        file.writestr("inputs.npy", npy(shape, content))
+        file.writestr("targets.npy", npy((2,), bytes(2), "|u1"))
+    with pytest.raises(DataError, match=rf"own.npz has an array inputs .*{said}.*: the file is damaged"):
+        load(str(tmp_path / "own.npz"))
+
+
+def test_a_member_that_claims_more_than_its_compressed_bytes_can_hold_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("inputs.npy", npy((10**10, 2000), bytes(16)))
+        file.infolist()[0].file_size = 160 * 10**12 + 128  # the directory of the archive agrees with the header
+    with pytest.raises(DataError, match=r"array inputs that claims 146 TiB in a file of \d+ bytes"):
+        load(str(tmp_path / "own.npz"))
+
+
+def test_arrays_that_unpack_to_more_than_the_memory_there_is_are_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "own.npz", inputs=np.zeros((2**16, 32)), targets=np.zeros(2**16, dtype=np.uint8))
+    assert (tmp_path / "own.npz").stat().st_size < 2**16
+    assert len(load(str(tmp_path / "own.npz")).train) > 2**15
+    monkeypatch.setattr(arrays, "available_memory", lambda: 2**24)
+    with pytest.raises(DataError, match=r"has arrays of 16.1 MiB together, and 16 MiB of memory are available: store"):
+        load(str(tmp_path / "own.npz"))
+
+
+def test_a_compressed_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "mnist", packed=True)
+    (tmp_path / "mnist/train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(2**20))))
+    monkeypatch.setattr(files, "LARGEST", 2**18)
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz unpacks to more than 256 KiB"):
+        load("mnist", tmp_path)
+
+
+def test_an_idx_header_that_claims_other_bytes_than_there_are_is_named(tmp_path):
+    write_mnist(tmp_path / "mnist", packed=False)
+    path = tmp_path / "mnist/train-images-idx3-ubyte"
+    stored = path.read_bytes()
+    path.write_bytes(stored[:4] + b"\xff" * 12 + stored[16:])
+    with pytest.raises(DataError, match=r"3920 bytes of data where its header \(4294967295, .* asks for"):
+        load("mnist", tmp_path)

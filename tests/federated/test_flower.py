@@ -16,7 +16,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from gnomon.accounting import epsilon
+from gnomon.accounting import digits, epsilon
 from gnomon.cli import main
 from gnomon.data import Records, load
 from gnomon.federated import Parcel, Refused, flower
@@ -206,11 +206,11 @@ def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp
     alone = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=2, delta=1e-5)
     both = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=4, delta=1e-5)
     text = (tmp_path / "second" / "statement.txt").read_text()
-    assert f"epsilon = {float(alone):.3f}, delta = 1e-05\n" in text
-    assert f"all runs on the data  epsilon = {float(both):.3f}" in text
+    assert f"epsilon = {digits(alone)}, delta = 1e-05\n" in text
+    assert f"all runs on the data  epsilon = {digits(both)}" in text
     assert main(["ledger", "show"]) == 0
     shown = capsys.readouterr().out
-    assert f"epsilon = {float(both):.3f}" in shown
+    assert f"epsilon = {digits(both)}" in shown
     assert shown.count("fedpcdp, north") >= 2
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gnomon.accounting import epsilon
+from gnomon.accounting import digits, epsilon
 from gnomon.cli import main
 from gnomon.data import DataError, load
 from gnomon.federated.memory import Memory
@@ -81,7 +81,7 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     assert statement["ledger"]["steps"] == 2 * most
     both = epsilon(noise_multiplier=3.0, sample_rate=64 / 479, steps=2 * most, delta=1e-5)
     assert statement["ledger"]["epsilon"] == pytest.approx(float(both))
-    assert f"epsilon = {float(both):.3f}, 2 runs together" in capsys.readouterr().out
+    assert f"epsilon = {digits(both)}, 2 runs together" in capsys.readouterr().out
     ledger.shut()
 
 

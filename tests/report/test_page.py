@@ -21,10 +21,10 @@ from gnomon.commands.settings import settings_of
 from gnomon.commands.train import add_train
 from gnomon.config import TrainConfig, recipe
 from gnomon.federated_config import FederateConfig, federated_recipe
-from gnomon.report import Picture, render, training_pictures
+from gnomon.report import Picture, render, training_curve, training_pictures
 from gnomon.report import report as report_with_figures
 from gnomon.report.page import Section
-from gnomon.report.picture import blank
+from gnomon.report.picture import WARNING, blank
 from gnomon.report.read import read_run
 from gnomon.report.repeat import run_command
 from gnomon.report.words import guess, promise
@@ -126,7 +126,7 @@ def test_the_promise_is_about_what_the_statement_protects(adjacency, tmp_path):
 def test_a_page_holds_the_promise_the_pictures_and_the_command(tmp_path):
     page = report([folder_of_a_run(tmp_path / "run")]).read_text()
     assert "epsilon = 1.000 at delta = 1e-05" in page
-    assert "73.1 %" in page
+    assert "73.2 %" in page
     assert "1,234" in page
     assert "gnomon train --data digits --target-epsilon 1 --epochs 3" in page
     assert page.count('role="img"') == 5
@@ -225,22 +225,50 @@ def test_files_that_do_not_fit_together_are_told_with_their_folder(tmp_path, fil
 def test_pictures_are_files_too(tmp_path):
     page = report_with_figures([folder_of_a_run(tmp_path / "run")])
     figures = page.with_name("report-figures")
-    assert {path.name for path in figures.iterdir()} == {
-        f"{name}.{end}" for name in ("accuracy", "price", "loss", "budget", "norms") for end in ("png", "svg")
-    }
-    assert (figures / "norms.png").read_bytes().startswith(b"\x89PNG")
+    names = ("accuracy", "price", "loss-unprotected", "budget", "norms-unprotected")
+    assert {path.name for path in figures.iterdir()} == {f"{name}.{end}" for name in names for end in ("png", "svg")}
+    assert (figures / "norms-unprotected.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_picture_of_unprotected_values_says_so_in_its_name_its_image_and_on_the_page(tmp_path):
+    points = {"whole": [[0.0, 1.0], [1.0, 0.0]], "projected": [[0.5, 0.5]]}
+    values = {
+        "spectrum": [2.0, 1.0], "components": [[1, 0.5], [2, 0.1]], "energy": [0.1] * 5, "norms": [1.0] * 5,
+        "bias/cosine": 0.5, "bias/ratio": 0.5, "clipped": 0.5, "signal_to_noise": 0.1, "cloud": points,
+    }  # fmt: skip
+    looks = [{"epoch": float(n), **{f"unprotected/{name}": value for name, value in values.items()}} for n in (0, 1)]
+    looks[0]["public/spectrum"] = [2.0, 1.0]
+    place = folder_of_a_run(tmp_path / "run")
+    (place / "diagnostics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in looks))
+    page = report_with_figures([place])
+    raw = {"loss", "norms", "spectrum", "components", "subspace", "lengths", "bias", "signal-to-noise", "cloud"}
+    texts = {path.stem: path.read_text() for path in page.with_name("report-figures").glob("*.svg")}
+    assert {name for name in texts if name.endswith("unprotected")} == {f"{name}-unprotected" for name in raw}
+    assert set(texts) - {f"{name}-unprotected" for name in raw} == {"accuracy", "price", "budget", "spectrum-public"}
+    for name, text in texts.items():
+        assert (WARNING in text) == name.endswith("unprotected"), name
+    assert page.read_text().count(f">{WARNING}<") == len(raw)
+    assert page.read_text().count('<figcaption><span class="tag">unprotected</span>') == len(raw)
+
+
+def test_the_picture_of_a_run_is_drawn_from_released_values_alone(tmp_path):
+    seen = [row | {"unprotected/validation/accuracy": 0.9} for row in history()]
+    released = [{name: value for name, value in row.items() if "unprotected" not in name} for row in history()]
+    for name, rows in (("with", seen), ("without", released)):
+        training_curve(rows, "toy", tmp_path / f"{name}.png")
+    assert (tmp_path / "with.png").read_bytes() == (tmp_path / "without.png").read_bytes()
 
 
 def test_a_page_without_unprotected_values_leaves_no_picture_of_them(tmp_path):
     place = folder_of_a_run(tmp_path / "run")
     figures = report_with_figures([place]).with_name("report-figures")
-    assert (figures / "norms.png").exists()
+    assert (figures / "norms-unprotected.png").exists()
     (figures / "notes.txt").write_text("somebody else's")
     report_with_figures([place], unprotected=False)
     left = {path.name for path in figures.iterdir()}
     assert "notes.txt" in left
     assert "accuracy.png" in left
-    assert not {"norms.png", "norms.svg"} & left
+    assert not [name for name in left if "unprotected" in name]
 
 
 def test_values_that_are_missing_or_infinite_leave_gaps():
@@ -341,7 +369,7 @@ def test_pictures_that_no_page_wrote_stay(real, tmp_path):
     for unprotected in (True, False):
         report_with_figures([real], tmp_path / "paper.html", unprotected=unprotected)
         assert own.read_bytes() == b"mine"
-        assert (own.parent / "norms.png").exists() == unprotected
+        assert (own.parent / "norms-unprotected.png").exists() == unprotected
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml"])

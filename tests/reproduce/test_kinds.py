@@ -14,6 +14,7 @@ from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.diagnose import Looks
 from gnomon.report import report
+from gnomon.report.picture import WARNING
 from gnomon.reproduce import read_experiment, reproduce
 from gnomon.reproduce.experiment import restored
 from gnomon.reproduce.result import restored_row
@@ -148,7 +149,13 @@ def test_gradients_are_points_in_a_plane_before_and_after_projection(tmp_path):
     experiment = toy(tmp_path, values=[5], lines=lines, seeds=1, over="plane", draw="unprotected/cloud",
                      looks={"times": 2, "records": 40})  # fmt: skip
     out = tmp_path / "out"
+    (out / "toy").mkdir(parents=True)
+    (out / "toy/result.png").write_bytes(b"of a version that did not say what it showed")
     (row,) = run(experiment, out)
+    assert {path.name for path in (out / "toy").glob("result*.[ps][nv]g")} == {
+        "result-unprotected.png", "result-unprotected.svg",
+    }  # fmt: skip
+    assert WARNING in (out / "toy/result-unprotected.svg").read_text()
     assert [(one.name, len(one.at)) for one in row.series] == [("whole", 40), ("projected", 40)] * 2
     page = report([out / "toy"], figures=False).read_text()
     assert "median distance from the middle" in page

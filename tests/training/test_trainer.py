@@ -318,14 +318,14 @@ def test_a_model_is_scored_every_few_epochs_and_at_the_end():
 
 def test_scores_of_training_records_are_marked_as_unprotected():
     x, y = data()
-    for validation in ((x, y), (x[5:9].clone(), y[5:9])):
+    for validation in ((x, y), (x[5:9].clone(), y[5:9]), (torch.cat([x[:4], x[:1] + 1]), y[:5])):
         t = trainer(steps=4)
         last = t.fit((x, y), validation).history[-1]
         assert {"unprotected/validation/accuracy", "unprotected/validation/loss"} <= set(last)
         assert not any(key.startswith("validation/") for key in last)
         assert any("NOT protected" in note for note in t.statement().caveats)
     other = trainer(steps=4)
-    assert "validation/accuracy" in other.fit((x, y), (torch.cat([x[:4], x[:1] + 1]), y[:5])).history[-1]
+    assert "validation/accuracy" in other.fit((x, y), (torch.cat([x[:4], x + 1]), torch.cat([y[:4], y]))).history[-1]
     assert not any("Scores" in note for note in other.statement().caveats)
 
 
@@ -349,7 +349,7 @@ def test_scores_of_training_records_are_not_forgotten_by_a_later_fit():
 
 def test_history_has_epsilon_and_validation_and_marks_what_is_unprotected():
     t = trainer(steps=4)
-    result = t.fit(data(), validation=data(10))
+    result = t.fit(data(), validation=(data(10)[0] + 1, data(10)[1]))
     assert len(result.history) == 2
     assert {"step", "epoch", "epsilon", "seconds", "validation/accuracy", "validation/loss"} <= set(result.history[0])
     assert result.history[-1]["epsilon"] == pytest.approx(float(result.epsilon), rel=0.05)

@@ -10,6 +10,7 @@ from scipy import optimize
 from gnomon import validate
 from gnomon.accounting import bounds, gaussian
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler
+from gnomon.accounting.result import digits
 from gnomon.accounting.run import Run
 from gnomon.accounting.sampling import Sampling
 from gnomon.accounting.sketch import Expansion
@@ -53,7 +54,8 @@ def noise_multiplier(
     if spent(LEAST) <= target:
         return LEAST
     if (smallest := spent(MOST)) > target:
-        allowed = f"{smallest:.3g} or above, which noise_multiplier = {MOST:g} reaches here, or fewer steps"
+        reached = digits(smallest, significant=3)
+        allowed = f"{reached} or above, which noise_multiplier = {MOST:g} reaches here, or fewer steps"
         raise validate.SettingError("target_epsilon", target_epsilon, allowed)
     guess = gaussian.multiplier_at_limit(target, sampler.uses(count), delta, sampler.rate)
     start, slope = _rough(lambda sigma: spent(sigma, COARSER), target, guess)

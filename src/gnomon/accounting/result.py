@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Self
 
 from gnomon.accounting.adjacency import Adjacency
 
 
-def digits(epsilon: float | None) -> str:
-    """An epsilon as people read it: three decimals, more where it is so small that they would say zero.
+def digits(epsilon: float | None, decimals: int = 3, *, significant: int | None = None, lower: bool = False) -> str:
+    """Return an epsilon as text, rounded up, so that what people read is never below what was spent.
 
-    >>> digits(1.0), digits(0.00042), digits(None)
-    ('1.000', '0.00042', 'infinite')
+    Every place that prints an epsilon, or a number that follows from one, uses this function. Files for machines keep
+    the exact value.
+
+    Args:
+        epsilon: The value; None stands for infinity, as in JSON.
+        decimals: Decimals to print. A value so small or so large that they would not suit it gets as many significant
+            digits instead.
+        significant: Significant digits to print in place of `decimals`, for labels of axes.
+        lower: Round down, for a lower bound that an audit found or for what is left of a budget.
+
+    >>> digits(1.0), digits(0.01006), digits(0.000421), digits(None)
+    ('1.000', '0.011', '0.000421', 'infinite')
+    >>> digits(0.8812, significant=2), digits(0.8812, 2), digits(0.8893, 2, lower=True)
+    ('0.89', '0.89', '0.88')
     """
     if epsilon is None or epsilon == float("inf"):
         return "infinite"
-    return f"{float(epsilon):.3f}" if epsilon == 0 or 0.01 <= epsilon < 1e6 else f"{float(epsilon):.3g}"
+    if not math.isfinite(epsilon):
+        return str(float(epsilon))
+    if significant is None and (epsilon == 0 or 10.0 ** (1 - decimals) <= abs(epsilon) < 1e6):
+        return f"{_rounded(epsilon, -decimals, lower):.{decimals}f}"
+    count = decimals if significant is None else significant
+    place = Decimal(repr(float(epsilon))).adjusted() + 1 - count  # of the last digit that is kept
+    return f"{float(_rounded(epsilon, place, lower)):.{count}g}"
+
+
+def _rounded(value: float, place: int, lower: bool) -> Decimal:
+    """The value to a power of ten. Of its shortest decimal form: 0.1 is 0.1, not the nearest binary fraction."""
+    rounding = ROUND_FLOOR if lower else ROUND_CEILING
+    return Decimal(repr(float(value))).quantize(Decimal(1).scaleb(place), rounding=rounding)
 
 
 class Epsilon(float):

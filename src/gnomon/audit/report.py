@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gnomon.accounting import digits
 from gnomon.audit.claim import Claim
 from gnomon.audit.findings import Finding, LowerBound
 from gnomon.audit.onerun import OneRun
@@ -63,7 +64,8 @@ class Report:
         """The verdict in one line."""
         verdict = "consistent" if self.ok else "VIOLATED"
         return (
-            f"claimed epsilon {self.claim.epsilon:.2f}, audited lower bound {self.epsilon:.2f} "
+            f"claimed epsilon {digits(self.claim.epsilon, 2)}, "
+            f"audited lower bound {digits(self.epsilon, 2, lower=True)} "
             f"at {100 * self.confidence:.6g} % confidence: {verdict}"
         )
 
@@ -76,12 +78,12 @@ class Report:
             *map(str, self.findings),
             "",
             f"{'lower bounds':<24} {'mu':>9} {'epsilon':>9}",
-            f"{'claimed':<24} {self.claim.mu:>9.4f} {self.claim.epsilon:>9.3f}",
+            f"{'claimed':<24} {self.claim.mu:>9.4f} {digits(self.claim.epsilon):>9}",
         ]
-        lines += [f"{one.name:<24} {one.mu:>9.4f} {one.epsilon:>9.3f}" for one in self.bounds]
+        lines += [f"{one.name:<24} {one.mu:>9.4f} {digits(one.epsilon, lower=True):>9}" for one in self.bounds]
         if self.run is not None:
             guesses = f"{self.run.right} of {self.run.guesses} guesses"
-            lines.append(f"{'whole run':<24} {'':>9} {self.run.epsilon:>9.3f}  {guesses}")
+            lines.append(f"{'whole run':<24} {'':>9} {digits(self.run.epsilon, lower=True):>9}  {guesses}")
         lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
         if not self.ok:
             lines += ["", "VIOLATED:", *(f"  {name}" for name in self.failed)]

@@ -41,7 +41,7 @@ def add_account(commands: Any) -> None:
 
 
 def _account(args: argparse.Namespace) -> int:
-    from gnomon.accounting import Accountant, Poisson, epsilon, noise_multiplier, steps_of
+    from gnomon.accounting import Accountant, Poisson, digits, epsilon, noise_multiplier, steps_of
     from gnomon.validate import SettingError, sample_rate
 
     rate = sample_rate("sample-rate", args.sample_rate)
@@ -59,7 +59,7 @@ def _account(args: argparse.Namespace) -> int:
         accountant: Accountant = "pld" if args.accountant == "all" else args.accountant
         sigma = noise_multiplier(target_epsilon=args.target_epsilon, accountant=accountant, **settings)
         if not args.json:
-            print(f"noise multiplier = {sigma:.4f}")
+            print(f"noise multiplier = {digits(sigma, 4)}")  # up: less noise would cost more than the target
     every = get_args(Accountant)
     names: tuple[Accountant, ...] = every if args.accountant == "all" else (args.accountant,)
     for name in names:

@@ -199,7 +199,7 @@ def _print_text(ledger: Ledger, group: list[str], unit: str, delta: float) -> No
         print(f"          {total.declared!r} if all settings were fixed before the first result was seen")
     if total.budget is not None:
         kind = "settings declared beforehand" if total.budget.declared else "settings may adapt"
-        print(f"  budget  epsilon = {total.budget.epsilon:g} at delta = {total.budget.delta:g}, {kind}")
+        print(f"  budget  epsilon = {total.budget.epsilon:.15g} at delta = {total.budget.delta:g}, {kind}")
     for run in state.runs_on(dataset, unit):
         account = run.account()
         more = f", {run.committed - run.reserved} more declared" if run.committed > run.reserved else ""
@@ -241,7 +241,7 @@ def _budget(args: argparse.Namespace) -> int:
     dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"
-    print(f"budget  epsilon = {args.epsilon:g} at delta = {args.delta:g} for {together}")
+    print(f"budget  epsilon = {args.epsilon:.15g} at delta = {args.delta:g} for {together}")
     total = ledger.total(dataset, args.delta)
     print(f"spent   {total.epsilon!r}")
     if (total.declared if args.declared else total.epsilon) > args.epsilon:

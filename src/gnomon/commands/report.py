@@ -127,8 +127,8 @@ def add_reproduce(commands: Any) -> None:
         help="run a table or figure of a paper, published and measured side by side",
         description="Run an experiment that comes with the package, or one from a YAML file of yours. Finished cells "
         "are kept by the hash of their settings: start it again to go on. The folder of the experiment gets a table, "
-        "result.md and .csv, and a picture, result.png and .svg, of all its cells that are there; gnomon report makes "
-        "a page of it.",
+        "result.md and .csv, and a picture, result.png and .svg (result-unprotected where it shows unprotected "
+        "values), of all its cells that are there; gnomon report makes a page of it.",
         epilog="examples:\n"
         "  gnomon reproduce --list\n"
         "  gnomon reproduce pcdp-table2 --fast\n"

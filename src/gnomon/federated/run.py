@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
+from gnomon.accounting import digits
 from gnomon.building import CLASSES_COUNTED, is_own
 from gnomon.config import read_yaml
 from gnomon.federated.answered import ANSWERED
@@ -148,7 +149,7 @@ def go(
                 if entries is not None:
                     entries.remember(folder)
                 bar.update()
-                bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=f"{record['epsilon']:.3f}")
+                bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=digits(record["epsilon"]))
                 if stop.asked:
                     stopped = "interrupted"
                     break

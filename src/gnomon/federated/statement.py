@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.accounting import Epsilon
+from gnomon.accounting import Epsilon, digits
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.server import Server
 from gnomon.federated_config import FederateConfig
@@ -50,7 +50,7 @@ def federated_statement(
     reach = server.members[worst].reach
     rounds = counted(server.round, "round")
     notes = [
-        f"This is the largest of {len(spent)} clients' epsilons, that of {worst}; the smallest is {least:.3f}.",
+        f"This is the largest of {len(spent)} clients' epsilons, that of {worst}; the smallest is {digits(least)}.",
         f"A client is charged when it is asked, whether its answer comes or not: {rounds} so far.",
         *more,
     ]

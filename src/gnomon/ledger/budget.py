@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gnomon.accounting import Account, Epsilon, composed, filtered, search
+from gnomon.accounting import Account, Epsilon, composed, digits, filtered, search
 from gnomon.accounting.composed import passes
 from gnomon.plural import counted
 from gnomon.validate import SettingError
@@ -75,13 +75,14 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
             "run",
             asked,
             f"none on these data: run {caused} has an infinite epsilon, and so has their total. Nothing fits the "
-            f"budget epsilon = {budget.epsilon:g} any more",
+            f"budget epsilon = {budget.epsilon:.15g} any more",
         )
     raise OverBudget(
         "run",
         asked,
-        f"one that fits: of the budget epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, "
-        f"{float(spent):.3f} is spent or promised to open runs, {max(0.0, budget.epsilon - spent):.3f} is left. "
+        f"one that fits: of the budget epsilon = {budget.epsilon:.15g} at delta = {budget.delta:g}, "
+        f"{digits(spent)} is spent or promised to open runs, "
+        f"{digits(max(0.0, budget.epsilon - spent), lower=True)} is left. "
         f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
     )
 
@@ -131,8 +132,7 @@ def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     while high > 1.005 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
-    digits = 10.0 ** (math.floor(math.log10(high)) - 2)
-    return f"; all of them fit with a noise multiplier of {math.ceil(high / digits) * digits:.4g} or more."
+    return f"; all of them fit with a noise multiplier of {digits(high, significant=3)} or more."
 
 
 def _open(waiting: list[LedgerRun]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnomon.accounting import digits
 from gnomon.ledger.ledger import BLOCK, Ledger
 from gnomon.ledger.state import RECORD, LedgerRun
 from gnomon.ledger.store import Head, LedgerError
@@ -74,7 +75,7 @@ def _epsilon(statement: Mapping[str, Any]) -> Check:
     spent = recomputed(statement)
     if spent is None:
         return Check("epsilon", None, "the statement does not say enough to recompute it")
-    return Check("epsilon", True, f"{float(spent):.3f} from the statement's own numbers")
+    return Check("epsilon", True, f"{digits(spent)} from the statement's own numbers")
 
 
 def _entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from gnomon.models.code import note_code
 from gnomon.validate import SettingError
 
 
@@ -55,6 +56,7 @@ def _find(name: str) -> Callable[..., Any]:
     except ImportError as error:
         allowed = f"a module that can be imported ({error}); is its folder on PYTHONPATH?"
         raise SettingError("model", name, allowed) from error
+    note_code(module, name)
     found = getattr(module, attribute, None)
     if found is None:
         raise SettingError("model", name, f"a name that {place} defines; it has no {attribute!r}")

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
+from gnomon.accounting import digits
 from gnomon.audit.parts import Scores
 from gnomon.audit.report import Report
 from gnomon.report.curve import BLUE, GREY, INK, RUST
@@ -75,11 +76,11 @@ def _bars(axes: Axes, report: Report) -> None:
     for place, value in enumerate(values):
         colour = RUST if value > claimed else BLUE
         axes.barh(place, min(value, widest), color=colour, alpha=0.6, height=0.6)
-        text = f"{value:.2f}" if np.isfinite(value) else "infinite"
+        text = digits(value, 2, lower=True)
         side = "right" if value > 0.25 * widest else "left"
         axes.text(min(value, widest), place, f" {text} ", va="center", ha=side, fontsize=8, color=INK)
     axes.axvline(claimed, color=INK, linestyle="--", linewidth=1.2)
-    axes.text(claimed, -0.7, f"claimed {claimed:.2f} ", ha="right", va="center", fontsize=8, color=INK)
+    axes.text(claimed, -0.7, f"claimed {digits(claimed, 2)} ", ha="right", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -1.0)
     axes.set_xlim(0, widest)

@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gnomon.accounting import digits
 from gnomon.report.picture import COLOURS, INK, STYLE, Picture, bars, blank, legend, over_seeds
 from gnomon.report.training import dots, series
 
@@ -67,7 +68,7 @@ def draw(rows: Sequence[Result], axes: Axes) -> None:
         axes.set_xscale("log")
     if finite:
         with mpl.rc_context(STYLE):
-            axes.set_xticks(finite, [f"{value:.2g}" for value in finite])
+            axes.set_xticks(finite, [digits(value, significant=2) for value in finite])
             axes.minorticks_off()
     axes.set_xlabel("epsilon (less is more private)")
     axes.set_ylabel("test accuracy (%)")
@@ -118,7 +119,7 @@ def _loudest(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _spoken(rows: Sequence[Result]) -> str:
-    return ", ".join(f"{100 * row.mean:.1f} % at epsilon {row.epsilon:.2g}" for row in rows)
+    return ", ".join(f"{100 * row.mean:.1f} % at epsilon {digits(row.epsilon, significant=2)}" for row in rows)
 
 
 def _curves(

@@ -93,7 +93,7 @@ def _save(sections: Sequence[Section], folder: Path) -> None:
     for picture in drawn:
         picture.save(folder)
     if drawn and not own:
-        listed.write_text("".join(f"{picture.name}.{ending}\n" for picture in drawn for ending in ("png", "svg")))
+        listed.write_text("".join(f"{picture.file}.{ending}\n" for picture in drawn for ending in ("png", "svg")))
 
 
 def render(sections: Sequence[Section], overview: Table | None = None) -> str:
@@ -103,6 +103,7 @@ def render(sections: Sequence[Section], overview: Table | None = None) -> str:
     True
     """
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment.globals["digits"] = digits
     parts = {name: Markup((TEMPLATES / name).read_text()) for name in ("page.css", "sort.js")}
     titles = [one.title for one in sections]
     title = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} runs"
@@ -194,7 +195,7 @@ def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]
     ]
     if budget:
         word = ", both for settings fixed before the first result" if budget.get("declared") else ""
-        said.append(("budget", f"epsilon {budget['epsilon']:g} at delta = {budget['delta']:g}{word}"))
+        said.append(("budget", f"epsilon {budget['epsilon']:.15g} at delta = {budget['delta']:g}{word}"))
     return said
 
 
@@ -218,7 +219,7 @@ def _of_comparison(found: ComparedRuns) -> Section:
     epsilons = [row.epsilon for row in found.rows if row.noise_multiplier is not None]
     facts = [("methods", str(len(methods))), ("runs", str(sum(row.seeds for row in found.rows)))]
     if epsilons:
-        facts.append(("epsilon", f"{min(epsilons):.3g} to {max(epsilons):.3g}"))
+        facts.append(("epsilon", f"{digits(min(epsilons), significant=3)} to {digits(max(epsilons), significant=3)}"))
     return Section(
         title=f"{len(methods)} methods on {data}",
         slug=found.name,
@@ -244,7 +245,7 @@ def _rows(rows: Sequence[ComparedRow]) -> Table:
         (
             (row.method, row.method),
             ("none" if row.noise_multiplier is None else f"{row.noise_multiplier:g}", row.noise_multiplier or 0.0),
-            (f"{row.epsilon:.3f}", row.epsilon),
+            (digits(row.epsilon), row.epsilon),
             (f"{100 * row.mean:.1f}", row.mean),
             ("–", "") if row.deviation is None else (f"{100 * row.deviation:.1f}", row.deviation),
             (str(row.seeds), row.seeds),
@@ -271,7 +272,7 @@ def _overview(found: Sequence[Found]) -> Table | None:
                 (run.name, run.name),
                 (str(run.config.get("method", "unknown")), str(run.config.get("method", ""))),
                 (str(run.config.get("data", "unknown")), str(run.config.get("data", ""))),
-                ("–" if epsilon is None else f"{epsilon:.3f}", float("inf") if epsilon is None else epsilon),
+                ("–" if epsilon is None else digits(epsilon), float("inf") if epsilon is None else epsilon),
                 (claim, claim),
                 ("–" if accuracy is None else f"{100 * accuracy:.1f}", -1.0 if accuracy is None else accuracy),
             )

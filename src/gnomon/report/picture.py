@@ -36,14 +36,24 @@ STYLE: dict[Any, Any] = {
 }
 
 
+UNPROTECTED = "unprotected"
+WARNING = f"{UNPROTECTED}: computed from private records without noise"
+"""What a figure of unprotected values says above its axes, wherever the figure is taken."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """One figure, what it shows in words, and whether it shows unprotected values.
 
-    >>> figure = Figure(figsize=SMALL)
-    >>> picture = Picture("budget", "Epsilon", "Epsilon rises to 1.", figure)
+    A picture of unprotected values says so in the image itself and in the names of its files, because both travel
+    without the page that explains them.
+
+    >>> picture = Picture("budget", "Epsilon", "Epsilon rises to 1.", Figure(figsize=SMALL))
     >>> 'role="img" aria-label="Epsilon rises to 1."' in picture.inline()
     True
+    >>> private = Picture("cloud", "Gradients", "Gradients in a plane.", Figure(figsize=SMALL), unprotected=True)
+    >>> private.file, WARNING in private.inline()
+    ('cloud-unprotected', True)
     """
 
     name: str
@@ -51,6 +61,16 @@ class Picture:
     alt: str
     figure: Figure
     unprotected: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unprotected and self.figure.get_suptitle() != WARNING:
+            label_unprotected(self.figure)
+
+    @property
+    def file(self) -> str:
+        """The name of the picture's files, without their endings."""
+        marked = not self.unprotected or self.name.endswith(UNPROTECTED)
+        return self.name if marked else f"{self.name}-{UNPROTECTED}"
 
     def inline(self) -> Markup:
         """The figure as an SVG element without outside references, named for screen readers."""
@@ -70,10 +90,22 @@ class Picture:
         return f'role="img" aria-label="{html.escape(self.alt)}"'
 
     def save(self, folder: Path) -> None:
-        """PNG and SVG files by the picture's name."""
+        """Write the picture as PNG and SVG, under the name `file`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.figure.savefig(folder / f"{self.name}.png", dpi=160)
-        (folder / f"{self.name}.svg").write_text(_svg(self.figure, self.name))
+        self.figure.savefig(folder / f"{self.file}.png", dpi=160)
+        (folder / f"{self.file}.svg").write_text(_svg(self.figure, self.name))
+
+
+def label_unprotected(figure: Figure) -> None:
+    """Write `WARNING` above everything else in a figure, and make room for it.
+
+    >>> figure, _ = blank()
+    >>> label_unprotected(figure)
+    >>> figure.get_suptitle() == WARNING
+    True
+    """
+    figure.set_figheight(figure.get_figheight() + 0.2)
+    figure.suptitle(WARNING, color=RUST, fontsize=8.5, weight="bold")
 
 
 def blank(columns: int = 1) -> tuple[Figure, list[Axes]]:

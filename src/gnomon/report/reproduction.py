@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gnomon.accounting import digits
 from gnomon.report.read import Reproduction
 from gnomon.report.section import Section, Table
 from gnomon.store import made_words
@@ -54,7 +55,7 @@ def _grid(experiment: Any, rows: list[Any]) -> Table | None:
         return None
     found = {(row.line, row.value): row for row in rows}
     sign = "σ" if experiment.axis == NOISE else spoken(experiment.axis)
-    costs = [{f"{row.epsilon:.3f}" for row in rows if row.value == value and row.epsilon > 0} for value in values]
+    costs = [{digits(row.epsilon) for row in rows if row.value == value and row.epsilon > 0} for value in values]
     heads = [
         f"{sign} {value:g}" + (f", ε {next(iter(cost))}" if len(cost) == 1 else "")
         for value, cost in zip(values, costs, strict=True)
@@ -98,8 +99,9 @@ def _table(experiment: Any, rows: list[Any]) -> Table:
             _number(row.published, row.published_std),
             ("–", "") if row.difference is None else (difference(row.measured, row.published), row.difference),
             (str(row.seeds), float(row.seeds)),
-            *(_decimals(value, 3) for value in (row.paper_epsilon, row.epsilon, row.as_coded_epsilon)),
-            _decimals(row.seconds, 1),
+            ("–", "") if row.paper_epsilon is None else (f"{row.paper_epsilon:.15g}", row.paper_epsilon),
+            *(_spent(value) for value in (row.epsilon, row.as_coded_epsilon)),
+            (f"{row.seconds:.1f}", row.seconds),
         )
         for row in rows
     ]
@@ -115,5 +117,5 @@ def _number(value: float | None, off: float | None) -> tuple[str, float | str]:
     return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
 
 
-def _decimals(value: float | None, digits: int) -> tuple[str, float | str]:
-    return ("–", "") if value is None else (f"{value:.{digits}f}", value)
+def _spent(epsilon: float | None) -> tuple[str, float | str]:
+    return ("–", "") if epsilon is None else (digits(epsilon), epsilon)

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from gnomon.accounting import digits
 from gnomon.report.picture import BLUE, GREY, RUST, Picture, blank, legend
 
 History = Sequence[dict[str, Any]]
@@ -87,7 +88,7 @@ def _price(history: History, public_only: float | None, claim: bool) -> Picture 
     axes.set_ylim(0, 100)
     axes.set_xlabel(_spent(claim))
     axes.set_ylabel("test accuracy (%)")
-    alt = f"Test accuracy against epsilon: {values[-1]:.1f} % at epsilon {spent[-1]:.3g}."
+    alt = f"Test accuracy against epsilon: {values[-1]:.1f} % at epsilon {digits(spent[-1], significant=3)}."
     alt += _public_line(axes, public_only)
     return Picture("price", f"Accuracy against privacy spent while training.{_unclaimed(claim)}", alt, figure)
 
@@ -141,7 +142,8 @@ def _budget(history: History, claim: bool) -> Picture | None:
     axes.set_ylim(0, 1.1 * max(values) or 1)
     axes.set_xlabel(unit(history))
     axes.set_ylabel(_spent(claim))
-    alt = f"Privacy spent against {unit(history)}s: epsilon rises from {values[0]:.3g} to {values[-1]:.3g}."
+    first, last = (digits(value, significant=3) for value in (values[0], values[-1]))
+    alt = f"Privacy spent against {unit(history)}s: epsilon rises from {first} to {last}."
     return Picture("budget", f"Privacy spent while training.{_unclaimed(claim)}", alt, figure)
 
 

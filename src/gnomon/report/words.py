@@ -45,7 +45,7 @@ def promise(statement: Mapping[str, Any]) -> list[str]:
     >>> said = promise({"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove", "guarantee": True})
     >>> said[1]
     'Somebody who has to guess whether a given record was used at all, and knows everything else, is right at most \
-73.1 % of the time after seeing the model. Tossing a coin gives 50 %.'
+73.2 % of the time after seeing the model. Tossing a coin gives 50 %.'
     """
     epsilon, delta = statement.get("epsilon"), float(statement["delta"])
     what = noun(statement)
@@ -55,15 +55,15 @@ def promise(statement: Mapping[str, Any]) -> list[str]:
     if not statement["guarantee"]:
         return [
             "This run makes no privacy claim. The reasons are below.",
-            f"By its settings alone epsilon would be {epsilon:.3g} at delta = {delta:g}.",
+            f"By its settings alone epsilon would be {digits(epsilon)} at delta = {delta:g}.",
         ]
     return [
         f"The trained model is differentially private: epsilon = {digits(epsilon)} at delta = {delta:g}, "
         f"when {neighbours(statement)}.",
         f"Somebody who has to guess {question}, and knows everything else, is right at most "
-        f"{100 * guess(epsilon, delta):.1f} % of the time after seeing the model. Tossing a coin gives 50 %.",
+        f"{digits(100 * guess(epsilon, delta), 1)} % of the time after seeing the model. Tossing a coin gives 50 %.",
         "Put another way: whatever anybody might conclude from the model becomes at most "
-        f"{math.exp(min(epsilon, 700)):.3g} times as likely because a {what} was there, "
+        f"{digits(math.exp(min(epsilon, 700)), significant=3)} times as likely because a {what} was there, "
         f"up to a probability of {delta:g}.",
     ]
 

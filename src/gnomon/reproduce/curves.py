@@ -9,6 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from gnomon.accounting import digits
 from gnomon.report.comparison import colours
 from gnomon.report.picture import BLUE, COLOURS, GREY, INK, RUST, Picture, blank, legend, over_seeds
 from gnomon.reproduce.experiment import NOISE, Experiment
@@ -140,7 +141,7 @@ def title(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     if experiment.axis != NOISE:
         return f"{spoken(experiment.axis)} {value:g}"
     spent = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
-    return f"noise multiplier {value:g}" + ("" if spent is None else f", true epsilon {spent:.2g}")
+    return f"noise multiplier {value:g}" + ("" if spent is None else f", true epsilon {digits(spent, significant=2)}")
 
 
 def _curve(axes: Axes, row: Row, colour: str, marker: str) -> None:

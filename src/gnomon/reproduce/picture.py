@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import matplotlib as mpl
 import numpy as np
 
+from gnomon.accounting import digits
 from gnomon.report.comparison import colours
 from gnomon.report.picture import INK, STYLE, Picture, bars, blank, legend, over_seeds
 from gnomon.reproduce.curves import MARKERS, curves
@@ -90,4 +91,4 @@ def _tick(experiment: Experiment, rows: Sequence[Row], value: float) -> str:
     if experiment.axis != NOISE:
         return f"{value:g}"
     found = next((row.epsilon for row in rows if row.value == value and row.epsilon > 0), None)
-    return f"σ {value:g}" if found is None else f"{found:.2g}\nσ {value:g}"
+    return f"σ {value:g}" if found is None else f"{digits(found, significant=2)}\nσ {value:g}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gnomon.accounting import digits
 from gnomon.reproduce.experiment import Experiment, Line
 from gnomon.reproduce.series import Series, reading, series_of
 from gnomon.reproduce.words import accounted, difference, head, named, spoken, spread, three
@@ -242,4 +243,4 @@ def _epsilons(experiment: Experiment, rows: Sequence[Row], values: Sequence[floa
 
 def _range(found: Sequence[float]) -> str:
     """One number if all lines share it, else the least and the greatest."""
-    return " to ".join(dict.fromkeys(f"{one:.3f}" for one in (min(found), max(found)))) if found else "–"
+    return " to ".join(dict.fromkeys(digits(one) for one in (min(found), max(found)))) if found else "–"

@@ -16,6 +16,7 @@ from gnomon.accounting import Poisson, Shuffled, epsilon, noise_multiplier, step
 from gnomon.cells import CellsFailed
 from gnomon.config import TrainConfig
 from gnomon.data import load
+from gnomon.report.picture import Picture
 from gnomon.reproduce.experiment import BUDGET, NOISE, Experiment, Line
 from gnomon.reproduce.picture import pictures
 from gnomon.reproduce.result import Row, markdown, plain_row, row_of, series_table, table
@@ -62,10 +63,11 @@ def reproduce(
             raise failed
         raise SettingError("out", str(out), f"a folder with finished cells of {experiment.name}, or no --only-done")
     folder = out / (experiment.name + ("-fast" if experiment.is_fast else ""))
-    write(experiment, rows, folder)
+    drawn = write(experiment, rows, folder)
     say(markdown(experiment, rows))
     say(f"table    {folder / 'result.md'} and .csv")
-    say(f"picture  {folder / 'result.png'} and .svg")
+    for picture in drawn:
+        say(f"picture  {folder / picture.file}.png and .svg")
     if failed is not None:
         raise failed
     return rows
@@ -196,14 +198,17 @@ def command(experiment: Experiment, rows: Sequence[Row]) -> str:
     return shlex.join(words if complete else [*words, "--cells", ",".join(cells)])
 
 
-def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
-    """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`."""
+def write(experiment: Experiment, rows: list[Row], folder: Path) -> list[Picture]:
+    """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`; returns the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "result.csv", table(rows).encode(), shared=True)
     write_whole(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
     if any(row.series for row in rows):
         write_whole(folder / "series.csv", series_table(rows).encode(), shared=True)
-    for one in pictures(experiment, rows):
+    drawn = pictures(experiment, rows)
+    for one in drawn:
+        for ending in ("png", "svg"):  # of an earlier version, whose name did not say what it showed
+            (folder / f"{one.name}.{ending}").unlink(missing_ok=True)
         one.save(folder)
     settings = {name: value for name, value in experiment.settings.items() if name != "data-dir"}  # nobody else's
     kept: dict[str, Any] = {
@@ -212,3 +217,4 @@ def write(experiment: Experiment, rows: list[Row], folder: Path) -> None:
         "command": command(experiment, rows),
     }
     write_whole(folder / "reproduction.json", f"{json.dumps(kept, indent=1)}\n".encode(), shared=True)
+    return drawn

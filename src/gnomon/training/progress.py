@@ -6,15 +6,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from gnomon.accounting import digits
 from gnomon.training.watch import Record
 
 SHOWN = {
     "unprotected/loss": "loss*",
     "validation/accuracy": "accuracy",
     "unprotected/validation/accuracy": "accuracy*",
-    "epsilon": "epsilon",
 }
-"""What the bar says of an epoch; an asterisk marks what is not protected."""
+"""What the bar says of an epoch beside epsilon; an asterisk marks what is not protected."""
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
@@ -30,4 +30,6 @@ class Bar(tqdm):  # type: ignore[type-arg]
     def tell(self, record: Record) -> None:
         """Show what an epoch came to."""
         found: dict[str, Any] = {short: f"{record[name]:.3f}" for name, short in SHOWN.items() if name in record}
+        if "epsilon" in record:
+            found["epsilon"] = digits(record["epsilon"])
         self.set_postfix(found)

@@ -153,7 +153,7 @@ class Statement:
         value = digits(self.ledger["epsilon"])
         runs, steps = counted(self.ledger["runs"], "run"), counted(self.ledger["steps"], "step")
         budget = self.ledger["budget"]
-        allowed = "" if budget is None else f", of a budget of {budget['epsilon']:g} at delta = {budget['delta']:g}"
+        allowed = "" if budget is None else f", of a budget of {budget['epsilon']:.15g} at delta = {budget['delta']:g}"
         if budget is not None and budget.get("declared"):
             allowed += ", both if all settings were fixed before the first result was seen"
         entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""

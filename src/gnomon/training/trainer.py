@@ -27,9 +27,10 @@ from gnomon.subspaces import Ambient, Basis, Keeping, Moment, inside, seeing
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
 from gnomon.training.entrance import Entrance
-from gnomon.training.evaluate import evaluate, of_members
+from gnomon.training.evaluate import evaluate
 from gnomon.training.independence import Coordinates, refuse_touched
 from gnomon.training.interrupt import StopRequest
+from gnomon.training.members import of_members
 from gnomon.training.placement import Placed, multiple, place
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
@@ -175,7 +176,8 @@ class Trainer:
         self._basis: tuple[Hashable, Basis] | None = None
         self._known_rule: ClipRule | None = None
         self._snapshot: tuple[Loss, Snapshot] | None = None
-        self._scores_members = False  # in the fit that runs
+        self._admitted: Any = None  # the training records, once there are any
+        self._scores_members = False  # by the validation records that were scored last
         self._scored_members = False  # ever
         self._drawn = 0
         self._sequence: Draws | None = None
@@ -255,7 +257,9 @@ class Trainer:
     def _notes(self) -> list[str]:
         notes = [*self.notes, *ledger_caveats(self.spending)]
         if self._scored_members:
-            notes.insert(0, "Scores on the validation records are of training records, and are NOT protected.")
+            notes.insert(
+                0, "Scores on the validation records are of training records, wholly or in part: NOT protected."
+            )
         if self.method.public is not None:
             count = len(Loader(self.method.public, "public"))
             notes.insert(0, f"{count} records were used as public by the method and are NOT protected.")
@@ -311,14 +315,13 @@ class Trainer:
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
         each record of metrics, `on_step` the number of the step after everything that belongs to it. The model is
-        scored on `validation` after every `evaluate_every` epochs, and at the end; scores of training records are
-        logged as `unprotected/validation/`.
+        scored on `validation` after every `evaluate_every` epochs, and at the end; scores of records that are wholly
+        or in part training records (`gnomon.training.members`) are logged as `unprotected/validation/`.
         """
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
             Loader(validation, "validation").take(torch.tensor([0]))  # what cannot be read is named before it costs
-            self._scores_members = of_members(validation, train)
-            self._scored_members |= self._scores_members
+            self._compare(validation, train)
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
@@ -365,6 +368,8 @@ class Trainer:
         >>> trainer.record((torch.zeros(4, 2), torch.zeros(4).long()))["step"]
         0
         """
+        if validation is not None and self._admitted is not None:
+            self._compare(validation, self._admitted)
         return self._epoch_record([], validation, time.monotonic(), True)
 
     # -- the step itself -------------------------------------------------------------------------
@@ -523,7 +528,14 @@ class Trainer:
         self._loader(train)
 
     def _loader(self, train: Any) -> Loader:
-        return self.entrance.admit(train, self.method, self.loss)
+        loader = self.entrance.admit(train, self.method, self.loss)
+        self._admitted = train
+        return loader
+
+    def _compare(self, validation: Any, train: Any) -> None:
+        """Notes whether scores on the validation records are scores of training records."""
+        self._scores_members = of_members(validation, train)
+        self._scored_members |= self._scores_members
 
     def _draws(self, loader: Loader) -> Iterator[Tensor]:
         """The positions of the coming steps. A second call goes on where the first one stopped.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,9 +21,18 @@ from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.labels import class_labels
 from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.memory import available_memory, size_words
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("inputs", "targets")
+HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
+MAGIC = b"\x93NUMPY"
+SHRINKS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""By which factor a member of an archive can be smaller than what it unpacks to, at most; np.savez writes these two."""
+SLACK = 2**16
+"""Bytes by which a member may exceed that, for its own header."""
+DAMAGED = "the file is damaged or was made to exhaust memory; get it again, or write it anew with np.savez"
+SMALLER = "store fewer records or smaller numbers (float32, uint8), or read it where there is more memory"
 LAYOUT = "store x_train, y_train, x_test and y_test, or inputs and targets, with np.savez"
 
 
@@ -72,11 +83,59 @@ def _read(path: Path) -> Mapping[str, NDArray[Any]]:
     if not path.is_file():
         raise DataError(path, "is missing", "give the path of an .npz file")
     try:
-        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path) as members:
+            _check_sizes(path, members)
+        with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         problem = f"cannot be read as plain arrays ({error})"
         raise DataError(path, problem, f"{LAYOUT}, without object arrays") from error
+    except MemoryError as error:
+        raise DataError(path, "does not fit into memory", SMALLER) from error
+
+
+def _check_sizes(path: Path, members: zipfile.ZipFile) -> None:
+    """Refuse what could not be read, before memory is asked for.
+
+    A header of a few bytes can claim any shape, and a small compressed member can unpack to any size. So each header
+    must claim the bytes that its member has, each member no more than its compressed bytes can hold, and all arrays
+    together no more than the memory that is there.
+    """
+    total, there = 0, path.stat().st_size
+    for member in members.infolist():
+        name = member.filename.removesuffix(".npy")
+        factor = SHRINKS.get(member.compress_type, math.inf)
+        if member.file_size > factor * min(member.compress_size, there) + SLACK:
+            problem = f"has an array {name} that claims {size_words(member.file_size)} in a file of {size_words(there)}"
+            raise DataError(path, problem, DAMAGED)
+        with members.open(member) as file:
+            claimed = _claimed(file)
+            if claimed is not None and claimed[1] != (found := member.file_size - file.tell()):
+                shape, size = claimed
+                problem = (
+                    f"has an array {name} whose header claims shape {shape}, {size_words(size)}, "
+                    f"where the file has {size_words(found)}"
+                )
+                raise DataError(path, problem, DAMAGED)
+        total += member.file_size
+    free = available_memory()
+    if free is not None and total > free:
+        problem = f"has arrays of {size_words(total)} together, and {size_words(free)} of memory are available"
+        raise DataError(path, problem, SMALLER)
+
+
+def _claimed(file: IO[bytes]) -> tuple[tuple[int, ...], int] | None:
+    """Shape and bytes that the header of an array claims; None for what NumPy does not read as an array of numbers."""
+    if file.read(len(MAGIC)) != MAGIC:
+        return None
+    file.seek(0)
+    version = read_magic(file)
+    if version not in HEADERS:
+        return None
+    shape, _, dtype = HEADERS[version](file)
+    return None if dtype.hasobject else (shape, math.prod(shape) * dtype.itemsize)
 
 
 def _one_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:

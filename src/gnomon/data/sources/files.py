@@ -8,8 +8,12 @@ import zlib
 from pathlib import Path
 
 from gnomon.data.sources.errors import DataError
+from gnomon.memory import size_words
 
 WHERE = "or name another folder with data_dir (--data-dir) or GNOMON_DATA; 'digits' needs no files"
+
+LARGEST = 2**28
+"""Bytes that a compressed file may unpack to, several times as many as the largest official one has."""
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -35,12 +39,18 @@ def find(path: Path) -> Path:
 def contents(path: Path) -> bytes:
     """All bytes of a file that `find` gave, decompressed."""
     try:
-        stored = path.read_bytes()
-        return gzip.decompress(stored) if path.suffix == ".gz" else stored
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            unpacked = file.read(LARGEST + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(path, f"is truncated or damaged ({error})", "download the file again") from error
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror})", "check the file's permissions") from error
+    if len(unpacked) > LARGEST:
+        problem = f"unpacks to more than {size_words(LARGEST)}, and no file of the data sets is as large"
+        raise DataError(path, problem, "check that the file is the official one; get it again")
+    return unpacked
 
 
 def text(path: Path) -> str:
