@@ -88,7 +88,7 @@ def occurrences(count: int, trials: int, probability: float, alpha: float) -> Ba
 
     >>> band = occurrences(0, 10**6, 1e-4, 1e-6)  # 100 expected
     >>> band.low, band.high, band.ok
-    (55.0, 152.0, False)
+    (55.0, 153.0, False)
     """
     low, high = stats.binom.ppf([alpha / 2, 1 - alpha / 2], trials, probability)
     return Band(count, count, float(low), float(high))
