@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
 from gnomon.audit.target import NoNoise
-from gnomon.release import Admitted, Door
+from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
+from gnomon.release.door import GRID_BITS
+from gnomon.release.noise import BYTES_PER_KEY, _forks
 from gnomon.subspaces import Embedding, RandomMask
 from gnomon.subspaces.random_mask import MaskBasis
 from gnomon.subspaces.random_projection import FourierBasis
 from gnomon.training import Trainer
-from gnomon.updates import gradients
+from gnomon.updates import Dense, Updates, gradients
 
 
 class NoClipping(Door):
@@ -52,6 +58,10 @@ class LessNoise(Door):
 
 class NoiseFivePercentLow(LessNoise):
     factor = 0.95
+
+
+class NoiseOnePercentLow(LessNoise):
+    factor = 0.99
 
 
 class Remembering:
@@ -152,6 +162,94 @@ class NoiseDividedUnderAccumulation(Door):
         return super().release()
 
 
+class WeightsOfTheFirstBatch(Door):
+    """The clip weights of the first physical batch serve all of them."""
+
+    first: Tensor | None = None
+
+    def admit(self, updates, rule):
+        if self.first is None:
+            admitted = super().admit(updates, rule)
+            self.first = admitted.weights
+            return admitted
+        weights = self.first[torch.arange(len(updates)) % max(1, len(self.first))]
+        for name, part in updates.weighted_sum(weights if weights.shape[1] > 1 else weights.squeeze(1)).items():
+            self._sum[name] += part
+        return Admitted(weights, updates.norms_by_parameter())
+
+
+class NonFiniteCounts(Door):
+    """A sample whose update is not finite has a weight all the same."""
+
+    def admit(self, updates, rule):
+        admitted = super().admit(updates, rule)
+        broken = (~torch.isfinite(updates.norms())).nonzero().flatten()
+        if len(broken):
+            for name, part in updates.select(broken).weighted_sum(torch.ones(len(broken))).items():
+                self._sum[name] = self._sum[name] + part
+        return admitted
+
+
+class NonFiniteRepaired(Door):
+    """Numbers that are not finite become finite ones, and the sample counts."""
+
+    def admit(self, updates, rule):
+        repaired = {name: Dense(torch.nan_to_num(leaf.dense())) for name, leaf in updates.leaves.items()}
+        return super().admit(Updates(repaired, updates.losses), rule)
+
+
+class OneKey(SecureNoise):
+    """One key serves all sources of a process."""
+
+    seed = os.urandom(48)
+
+    def _words(self, count: int) -> Tensor:
+        if self._left == 0:
+            key, nonce = self.seed[:32], bytes(4) + self.seed[32:44]
+            self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+            self._process, self._left = (os.getpid(), _forks[0]), BYTES_PER_KEY
+        return super()._words(count)
+
+
+class Cut(SecureNoise):
+    """Noise ends at so many deviations."""
+
+    end = 3.0
+
+    def normal(self, count: int) -> Tensor:
+        return super().normal(count).clamp_(-self.end, self.end)
+
+
+def cut_at(end: float) -> type[Cut]:
+    return type(f"CutAt{end:g}", (Cut,), {"end": end})
+
+
+class CutByDrawingAgain(Cut):
+    """Draws beyond the end are drawn again instead of being moved there."""
+
+    def normal(self, count: int) -> Tensor:
+        drawn = SecureNoise.normal(self, count)
+        while bool((far := drawn.abs() > self.end).any()):
+            drawn[far] = SecureNoise.normal(self, int(far.sum()))
+        return drawn
+
+
+def without_grid(values: Tensor, deviation: float, noise) -> Tensor:
+    """The noisy sum as it is, unrounded."""
+    return noise.normal(values.numel()).mul_(deviation).add_(values)
+
+
+def in_float32(values: Tensor, deviation: float, noise) -> Tensor:
+    """Noise and sum meet in float32; the grid comes after."""
+    exact = noise.normal(values.numel()).float().mul_(deviation).add_(values).double()
+    grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
+    return exact.div_(grid).round_().mul_(grid)
+
+
+def in_float32_without_grid(values: Tensor, deviation: float, noise) -> Tensor:
+    return noise.normal(values.numel()).float().mul_(deviation).add_(values).double()
+
+
 class ProjectorFromPrivateData(Trainer):
     """Private records are among those that the basis is made of."""
 
@@ -198,5 +296,27 @@ DOORS: dict[str, tuple[type[Door], str]] = {
     "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W nobody: deviation"),
     "one tensor without noise": (OneTensorWithoutNoise, "deviation of each coordinate"),
     "noise divided under accumulation": (NoiseDividedUnderAccumulation, "W canaries: deviation"),
+    "weights of the first physical batch": (WeightsOfTheFirstBatch, "together and alone"),
+    "non-finite samples count": (NonFiniteCounts, "S non-finite record alone"),
 }
 """Each bug of the release, and the finding that must name it."""
+
+REPAIRED = NonFiniteRepaired, "S non-finite record alone"
+"""Shows where samples are clipped in all parameters: in a subspace each coordinate of a broken sample is broken."""
+
+NOISES: dict[str, tuple[type[SecureNoise], int, str]] = {
+    "one key": (OneKey, 2**14, "W sources: likeness"),
+    "noise cut at 3": (cut_at(3.0), 2**16, "W door: draws beyond 3 deviations"),
+    "noise cut at 3.5": (cut_at(3.5), 2**17, "W door: draws beyond 3.5 deviations"),
+    "noise cut at 4": (cut_at(4.0), 2**19, "W door: draws beyond 4 deviations"),
+    "noise cut at 4.5": (cut_at(4.5), 2**22, "W door: draws beyond 4.5 deviations"),
+    "noise drawn again beyond 3": (CutByDrawingAgain, 2**16, "W door: draws beyond 3 deviations"),
+}
+"""Each bug of the source of noise, how many draws show it, and the finding that must name it."""
+
+FORMS: dict[str, tuple[Callable[[Tensor, float, NoiseSource], Tensor], str]] = {
+    "no grid": (without_grid, "W door: values off the grid"),
+    "noise in float32": (in_float32, "W door: even multiples of the grid"),
+    "noise in float32, no grid": (in_float32_without_grid, "W door: values off the grid"),
+}
+"""Each way to form a noisy sum that shows its last bits, and the finding that must name it."""

@@ -40,6 +40,9 @@ from gnomon.updates import gradients
 from gnomon.validate import SettingError
 from tests.audit import mutants
 
+FEW_DRAWS = 100_000
+"""So many draws that the law of the noise is looked at, but not far out: for tests of something else."""
+
 
 def trainer_of(method=None, size: int = 64, kind: type[Trainer] = Trainer, **settings) -> Trainer:
     model = Probe(size)
@@ -76,7 +79,7 @@ def test_an_epsilon_of_one_is_found_to_be_at_least_nine_tenths(tmp_path):
 def test_the_trainer_under_audit_is_left_as_it_was():
     trainer = trainer_of()
     before = [p.clone() for p in trainer.model.parameters()]
-    report = audit(trainer, releases=20, canaries=4)
+    report = audit(trainer, releases=20, canaries=4, draws=FEW_DRAWS)
     assert trainer.account.steps == 0
     assert all(torch.equal(p, q) for p, q in zip(before, trainer.model.parameters(), strict=True))
     assert "not private: seeded noise" in report.table()
@@ -132,7 +135,7 @@ def test_a_model_of_ones_own_is_attacked_with_its_records():
         expected_batch_size=8, noise_multiplier=2.0, target_delta=1e-5, steps=50, noise=SeededNoise(0), progress=False,
     )  # fmt: skip
     data = torch.randn(50, 5), torch.randint(0, 2, (50,))
-    report = audit(trainer, data, releases=30, canaries=8)
+    report = audit(trainer, data, releases=30, canaries=8, draws=FEW_DRAWS)
     assert report.ok, report.table()
     assert report.epsilon > 0.8 * report.claim.epsilon
     with pytest.raises(SettingError, match="data = None"):
@@ -193,24 +196,26 @@ FEW = (torch.randn(50, 5, generator=torch.Generator().manual_seed(1)), torch.ara
 @pytest.mark.parametrize("method", [dp_sgd(), pcdp((torch.randn(40, 5), torch.arange(40) % 2), 8)])
 def test_a_sound_model_with_dropout_is_consistent_and_the_report_says_what_was_off(method):
     trainer = with_masks(nn.Dropout(0.5), nn.RReLU(), nn.AlphaDropout(0.2), method=method)
-    report = audit(trainer, FEW, releases=20, canaries=8)
+    report = audit(trainer, FEW, releases=20, canaries=8, draws=FEW_DRAWS)
     assert report.ok, report.table()
     assert "dropout was off" in report.table()
     assert trainer.model[2].p == 0.5
-    assert "dropout" not in audit(with_masks(), FEW, releases=20, canaries=8).table()
+    assert "dropout" not in audit(with_masks(), FEW, releases=20, canaries=8, draws=FEW_DRAWS).table()
 
 
 def test_a_clipping_bug_beside_dropout_is_still_caught(monkeypatch):
     monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
-    assert not audit(with_masks(nn.Dropout(0.5)), FEW, releases=20, canaries=8).ok
+    assert not audit(with_masks(nn.Dropout(0.5)), FEW, releases=20, canaries=8, draws=FEW_DRAWS).ok
 
 
 def test_a_model_that_draws_by_itself_is_refused_not_called_violated():
     with pytest.raises(SettingError, match="draw nothing themselves"):
-        audit(with_masks(MasksByHand()), FEW, releases=20, canaries=8)
+        audit(with_masks(MasksByHand()), FEW, releases=20, canaries=8, draws=FEW_DRAWS)
 
 
-@pytest.mark.parametrize("setting", [{"canaries": 0}, {"releases": 5}, {"confidence": 1.0}, {"whole_run": -1}])
+@pytest.mark.parametrize(
+    "setting", [{"canaries": 0}, {"releases": 5}, {"confidence": 1.0}, {"draws": 100}, {"whole_run": -1}]
+)
 def test_settings_that_cannot_be_used_are_refused(setting):
     with pytest.raises(SettingError, match=next(iter(setting))):
         audit(trainer_of(), **setting)
@@ -235,7 +240,7 @@ def test_rounding_of_large_noise_is_not_taken_for_a_contribution():
         progress=False,
     )  # fmt: skip
     x = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
-    found = audit(sound, (x, torch.arange(40)), releases=60, canaries=4)
+    found = audit(sound, (x, torch.arange(40)), releases=60, canaries=4, draws=FEW_DRAWS)
     assert max(one.mu for one in found.bounds) < found.claim.mu
     assert found.sentence().endswith("consistent")
 
@@ -323,7 +328,7 @@ def test_randomness_of_the_trainer_is_that_of_its_copies():
             used.append(settings.get("noise"))
 
     trainer = trainer_of(kind=Watching, sampler=FullBatch(), steps=3)
-    audit(trainer, releases=20, canaries=4, whole_run=20)
+    audit(trainer, releases=20, canaries=4, draws=FEW_DRAWS, whole_run=20)
     noisy = [one for one in used if not isinstance(one, NoNoise)]
     assert noisy
     assert all(one is trainer.noise for one in noisy)
@@ -410,13 +415,15 @@ def test_the_claimed_epsilon_is_that_of_the_run_s_accountant():
 def test_records_of_one_class_are_no_error(label):
     bench = RecordBench((torch.randn(20, 5), torch.full((20,), label)), 4)
     assert all(int(pair.canary[1].min()) >= 0 for pair in bench.pairs(None))
-    report = audit(with_masks(), (torch.randn(20, 5), torch.full((20,), label)), releases=20, canaries=4)
+    data = torch.randn(20, 5), torch.full((20,), label)
+    report = audit(with_masks(), data, releases=20, canaries=4, draws=FEW_DRAWS)
     assert report.ok, report.table()
 
 
 # -- the command ---------------------------------------------------------------------------------------
 
-QUICK = ["audit", "--quiet", "--releases", "20", "--canaries", "4", "--noise-multiplier", "4", "--epochs", "1"]
+QUICK = ["audit", "--quiet", "--releases", "20", "--canaries", "4", "--noise-multiplier", "4", "--epochs", "1",
+         "--draws", "100000"]  # fmt: skip
 
 
 def test_the_command_says_consistent_and_leaves_table_json_and_picture(tmp_path, capsys):
@@ -468,7 +475,7 @@ def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, t
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1, expected_batch_size=16,
         noise_multiplier=1.0, target_delta=1e-5, steps=10, noise=SeededNoise(0), progress=False,
     )  # fmt: skip
-    report = audit(trainer, releases=20, progress=False)
+    report = audit(trainer, releases=20, draws=FEW_DRAWS, progress=False)
     assert not report.ok
     assert "values that are no numbers" in str(report)
     audit_scores(report, tmp_path / "audit.png")

@@ -96,3 +96,21 @@ def test_the_one_run_bound_holds_for_randomised_response():
     over = sum(bounds.one_run_epsilon(int(v), 200, 200, 1e-6, ALPHA) > epsilon for v in right)
     assert rarely(over)
     assert often_enough(over)
+
+
+def test_the_band_of_a_deviation_is_exact():
+    squares = normals(TIMES, 50).square().sum(1)
+    outside = sum(not bounds.deviation(float(one), 50, ALPHA).ok for one in squares)
+    assert rarely(outside)
+    assert often_enough(outside)
+
+
+@pytest.mark.parametrize(("trials", "probability"), [(20, 0.01), (1000, 0.5), (10**6, 5e-6)])
+def test_the_band_of_a_count_leaves_no_more_than_alpha_outside(trials, probability):
+    band = bounds.occurrences(0, trials, probability, ALPHA)
+    law = stats.binom(trials, probability)
+    assert law.cdf(band.low - 1) <= ALPHA / 2
+    assert law.sf(band.high) <= ALPHA / 2
+    # one count further in and it would be too narrow
+    assert law.cdf(band.low) > ALPHA / 2
+    assert law.sf(band.high - 1) > ALPHA / 2

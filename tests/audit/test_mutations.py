@@ -9,14 +9,26 @@ import torch
 from torch import nn
 
 from gnomon import Trainer
-from gnomon.audit import Probe, ProbeBench, RecordBench, StepAudit, TrainerTarget, parts, probe_loss
+from gnomon.accounting import FullBatch
+from gnomon.audit import (
+    Probe,
+    ProbeBench,
+    RecordBench,
+    StepAudit,
+    TrainerTarget,
+    noise_law,
+    parts,
+    probe_loss,
+    separate_sources,
+)
+from gnomon.audit.noise import DRAWS
 from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
 from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import PublicEigenspace
 from tests.audit import mutants
 
-SIZE, RANK, ALPHA = 64, 32, 2.5e-4
+SIZE, RANK, ALPHA, SEEDED = 64, 32, 2.5e-4, object()
 
 
 def public(*shape: int, classes: int = 0):
@@ -60,11 +72,11 @@ SUBSPACES = [
 ]
 
 
-def trainer_of(method, model, loss, kind: type[Trainer] = Trainer) -> Trainer:
+def trainer_of(method, model, loss, kind: type[Trainer] = Trainer, noise=SEEDED) -> Trainer:
     return kind(
         model, loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method, sample_rate=0.01,
-        expected_batch_size=16, noise_multiplier=1.4147, target_delta=1e-5, steps=1000, noise=SeededNoise(1),
-        progress=False,
+        expected_batch_size=16, noise_multiplier=1.4147, target_delta=1e-5, steps=1000,
+        noise=SeededNoise(1) if noise is SEEDED else noise, progress=False,
     )  # fmt: skip
 
 
@@ -76,6 +88,12 @@ def verdict(trainer: Trainer, bench, releases: int) -> list[str]:
     return [f"{one.part} {one.what}" for one in findings if not one.ok] + [n for n, mu in lower.items() if mu > claim]
 
 
+def of_noise(name: str, draws: int) -> list[str]:
+    """What the tests of the noise hold against a Trainer on the probe, with a source of noise of its own."""
+    trainer = trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, noise=None)
+    return [f"{one.part} {one.what}" for one in [*noise_law(trainer, draws), *separate_sources(trainer)] if not one.ok]
+
+
 def on_probe(name: str, kind: type[Trainer] = Trainer, releases: int = 20) -> list[str]:
     return verdict(trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, kind), ProbeBench(SIZE, 1.0, 8), releases)
 
@@ -83,12 +101,12 @@ def on_probe(name: str, kind: type[Trainer] = Trainer, releases: int = 20) -> li
 SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form: set GNOMON_SOAK=1")
 
 
-def cases() -> list:
-    """Families x bugs: in the short form every third, so that each family and each bug has some."""
+def cases(bugs, every: int = 3) -> list:
+    """Families x bugs: in the short form every third or so, so that each family and each bug has some."""
     return [
-        pytest.param(family, bug, marks=[] if (i + j) % 3 == 0 else SOAK)
+        pytest.param(family, bug, marks=[] if (i + j) % every == 0 else SOAK)
         for i, family in enumerate(FAMILIES)
-        for j, bug in enumerate(mutants.DOORS)
+        for j, bug in enumerate(bugs)
     ]
 
 
@@ -97,13 +115,70 @@ def test_the_honest_method_passes(family):
     assert on_probe(family, releases=20) == []
 
 
-@pytest.mark.parametrize(("family", "bug"), cases())
+@pytest.mark.parametrize(("family", "bug"), cases(mutants.DOORS))
 def test_the_bug_is_caught_and_named(family, bug, monkeypatch):
     for memory in (mutants.NoiseReused.known, mutants.NoiseReusedLater.known, mutants.NoiseReusedLater.steps):
         memory.clear()
     door, reason = mutants.DOORS[bug]
     monkeypatch.setattr("gnomon.training.trainer.Door", door)
     assert reason in " ".join(on_probe(family, releases=60 if bug == "noise 5 % low" else 10))
+
+
+@pytest.mark.parametrize("family", ["dp-sgd", "pdp", "rpdp", "automatic", "normalised", "psac", "per layer", "dp-lsgd"])
+def test_a_broken_sample_that_was_repaired_is_caught(family, monkeypatch):
+    door, reason = mutants.REPAIRED
+    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    assert reason in " ".join(on_probe(family, releases=5))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_honest_noise_passes(family):
+    assert of_noise(family, 2**20) == []
+
+
+def test_honest_noise_passes_with_as_many_draws_as_an_audit_makes():
+    assert of_noise("dp-sgd", DRAWS) == []
+
+
+@pytest.mark.parametrize(("family", "bug"), cases(mutants.NOISES, every=5))
+def test_a_bug_of_the_noise_is_caught_and_named(family, bug, monkeypatch):
+    source, draws, reason = mutants.NOISES[bug]
+    monkeypatch.setattr("gnomon.training.trainer.SecureNoise", source)
+    assert reason in " ".join(of_noise(family, draws))
+
+
+def test_noise_cut_at_five_deviations_is_caught_by_as_many_draws_as_an_audit_makes(monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.SecureNoise", mutants.cut_at(5.0))
+    assert of_noise("dp-sgd", DRAWS) == ["W door: draws beyond 5 deviations"]
+
+
+@pytest.mark.parametrize(("family", "bug"), cases(mutants.FORMS))
+def test_a_noisy_sum_that_shows_its_last_bits_is_caught(family, bug, monkeypatch):
+    form, reason = mutants.FORMS[bug]
+    monkeypatch.setattr("gnomon.release.door.noised", form)
+    assert reason in " ".join(of_noise(family, 2**18))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_noise_that_is_one_per_cent_low_is_caught(family, monkeypatch):
+    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoiseOnePercentLow)
+    assert "W door: deviation / declared" in of_noise(family, 2**20)
+
+
+@pytest.mark.parametrize("bound", [0.001, 3.0])
+@pytest.mark.parametrize("divisor", [1.0, 250.0, 333.3])
+@pytest.mark.parametrize("multiplier", [0.3, 1.0, 20_000.0])
+def test_the_grid_is_read_through_any_divisor_and_bound(bound, divisor, multiplier, monkeypatch):
+    model = Probe(4)
+    settings = {"max_grad_norm": bound, "expected_batch_size": divisor, "noise_multiplier": multiplier}
+    trainer = Trainer(
+        model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sampler=FullBatch(), target_delta=1e-5,
+        steps=2, progress=False, **settings,
+    )  # fmt: skip
+    assert [str(one) for one in noise_law(trainer, 2**18) if not one.ok] == []
+    for form, reason in mutants.FORMS.values():
+        monkeypatch.setattr("gnomon.release.door.noised", form)
+        assert reason in " ".join(f"{one.part} {one.what}" for one in noise_law(trainer, 2**18) if not one.ok)
 
 
 @pytest.mark.parametrize("family", ["dp-sgd", "rsdp", "per layer"])

@@ -16,6 +16,7 @@ def test_the_step_of_a_client_is_audited():
     server = build_server(config, source, source.train[:0], {"a": len(source.train)})
     client = build_client(config, "a", source.train, server.members["a"], server.strategy, source)
     some = torch.arange(60)
-    report = audit(client.trainer, (source.train.inputs[some], source.train.targets[some]), releases=20, canaries=4)
+    data = source.train.inputs[some], source.train.targets[some]
+    report = audit(client.trainer, data, releases=20, canaries=4, draws=100_000)
     assert report.ok, report.table()
     assert report.epsilon > 0.8 * report.claim.epsilon

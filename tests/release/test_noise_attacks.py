@@ -22,6 +22,7 @@ from gnomon.clipping import Flat
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.release.noise import box_muller
 from gnomon.updates import Dense, Updates
+from tests.audit import mutants
 from tests.release.test_noise import after_fork
 
 ALPHA = 1e-6
@@ -128,6 +129,51 @@ def test_tails_beyond_the_end_of_float32_have_the_right_rate():
     law = stats.norm.sf(beyond) / stats.norm.sf(FAR)
     assert stats.kstest(law, "uniform").pvalue > ALPHA
     assert math.sqrt(2 * 24 * math.log(2)) < FAR < beyond.max()
+
+
+TAILS = (2.5, 3.0, 3.5, 4.5, 5.0, 5.5)
+"""Where the tails of released noise are counted, in deviations."""
+
+FIVE, FURTHER = 5 * 2**23, 2**29
+"""So many draws that 24 are expected beyond 5 deviations, and 20 beyond 5.5."""
+
+
+def tail_probabilities(noise, draws: int) -> dict[float, float]:
+    """For each tail of so many draws that a door releases, how probable a count as far off as the one found is."""
+    deviation, width = 1.4147, min(draws, 2**20)
+    # a grid step further out: noise that was cut exactly there and then rounded to the grid is not among them
+    ends = {tail: tail + 2.0**-19 for tail in TAILS}
+    counts = dict.fromkeys(TAILS, 0)
+    for _ in range(draws // width):
+        door = Door({"w": torch.zeros(width)}, 0.5, 2 * deviation, 1.0, noise)
+        size = door.release()["w"].abs_()
+        far = size[size > TAILS[0] * deviation].double() / deviation
+        for tail, end in ends.items():
+            counts[tail] += int((far > end).sum())
+    return {
+        tail: float(stats.binomtest(count, draws // width * width, 2 * stats.norm.sf(ends[tail])).pvalue)
+        for tail, count in counts.items()
+    }
+
+
+def test_released_noise_has_its_tails_up_to_five_deviations():
+    found = tail_probabilities(SecureNoise(), FIVE)
+    assert min(found.values()) > ALPHA / len(TAILS), found
+
+
+@pytest.mark.parametrize(("end", "draws"), [(3.0, 2**17), (3.5, 2**18), (4.5, 2**22), (5.0, FIVE)])
+def test_noise_that_is_cut_off_shows_in_released_tails(end, draws):
+    # the control: the same door with a source that ends early
+    found = tail_probabilities(mutants.cut_at(end)(), draws)
+    assert found[end] < ALPHA / len(TAILS), found
+
+
+@SOAK
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [math.inf, 5.5])
+def test_released_noise_has_its_tails_up_to_five_and_a_half_deviations(end):
+    found = tail_probabilities(mutants.cut_at(end)(), FURTHER)
+    assert (min(found.values()) > ALPHA / len(TAILS)) == math.isinf(end), found
 
 
 @SOAK

@@ -14,6 +14,7 @@ from gnomon import validate
 from gnomon.audit import bounds, parts
 from gnomon.audit.bench import Batch, Bench, Probe, ProbeBench, RecordBench
 from gnomon.audit.findings import Finding, LowerBound
+from gnomon.audit.noise import DRAWS, noise_law, separate_sources
 from gnomon.audit.onerun import OneRun, one_run, tossed
 from gnomon.audit.repeatable import OFF
 from gnomon.audit.report import Report
@@ -23,8 +24,10 @@ from gnomon.training import Trainer
 from gnomon.validate import SettingError
 
 MOST_NUMBERS = 2**26
-LEAST_RELEASES = 20
 """How many numbers the releases of one data set may hold: half a gigabyte."""
+
+LEAST_RELEASES = 20
+LEAST_DRAWS = 10_000
 
 BOUNDS = 4
 """How many lower bounds share the error probability of an audit."""
@@ -37,6 +40,7 @@ def audit(
     canaries: int = 32,
     releases: int = 200,
     confidence: float = 0.999,
+    draws: int = DRAWS,
     whole_run: int = 0,
     progress: bool = False,
 ) -> Report:
@@ -45,7 +49,8 @@ def audit(
     Copies of the Trainer get data sets of the auditor's choice; the Trainer itself makes no step. They draw from its
     source of noise, so a seeded run goes on with other noise afterwards. On the `Probe`
     model the auditor writes every gradient down and the bound is tight; any other model is attacked with records of
-    `data`. `releases` is how many steps each data set is released for. `whole_run=m` attacks a whole run of the
+    `data`. `releases` is how many steps each data set is released for, `draws` how many normals are drawn to look at
+    the law of the noise in its tails. `whole_run=m` attacks a whole run of the
     method on a probe with m canaries as well, which takes as long as such a run.
 
     >>> from gnomon.audit import Probe, probe_loss
@@ -60,6 +65,7 @@ def audit(
     validate.whole("canaries", canaries)
     validate.whole("releases", releases, least=LEAST_RELEASES)
     validate.probability("confidence", confidence)
+    validate.whole("draws", draws, least=LEAST_DRAWS)
     validate.whole("whole_run", whole_run, least=0)
     if isinstance(trainer.model, Probe):
         bench: Bench = ProbeBench(trainer.model.size, trainer.max_grad_norm)
@@ -77,6 +83,8 @@ def audit(
     with tqdm(total=4 * releases, unit="release", disable=not progress, desc="audit", dynamic_ncols=True) as bar:
         step = StepAudit(target, bench, canaries)
         findings, lower, shown = step.run(releases, alpha, trainer.method.pre_noise == 0, bar)
+    findings += noise_law(trainer, draws)
+    findings += separate_sources(trainer)
     findings += sampling(type(trainer), target.claim, noise=trainer.noise)
     run: OneRun | None = None
     if whole_run:
@@ -146,6 +154,11 @@ class StepAudit:
         self.moved = parts.moved(target, bench.pairs(target.view))
         self.worst = max(self.moved, key=lambda one: one.length)
         self.canaries = parts.canaries(target, some)
+        self._fixed = [
+            parts.sensitivity(f"record ({self.worst.pair.name})", self.worst.length, target),
+            *parts.non_finite(self.moved, target),
+            parts.accumulation(target, bench.unequal(target.view)),
+        ]
         self._sums: dict[str, tuple[Tensor, Batch | None, int]] = {
             "nobody": (target.view(target.releases(None, 1, noisy=False))[0], None, 1),
             "without": (self.worst.before, self.worst.pair.without, 1),
@@ -159,7 +172,7 @@ class StepAudit:
     ) -> tuple[list[Finding], dict[str, float], dict[str, parts.Scores]]:
         """Findings, lower bounds on mu, and scores. Each bound exceeds the truth with probability alpha at most."""
         claim, view = self.target.claim, self.target.view
-        findings = [parts.sensitivity(f"record ({self.worst.pair.name})", self.worst.length, self.target)]
+        findings = list(self._fixed)
         if self.canaries is not None:
             findings.append(parts.sensitivity("canary", max(self.canaries.lengths), self.target))
         seen: dict[str, Tensor] = {}

@@ -6,9 +6,10 @@ auditor makes do with records of the data, stretched and mislabelled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,12 @@ from gnomon.validate import SettingError, whole
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
+
+BROKEN = {"not a number": math.nan, "infinite": math.inf, "minus infinite": -math.inf}
+"""Values that no record should hold, and some do."""
+
+UNEQUAL = 8
+"""How many records of different lengths are summed in several physical batches."""
 
 
 class Probe(nn.Module):
@@ -66,6 +73,8 @@ class Pair:
     without: Batch | None
     """None for a step that nobody takes part in."""
     canary: Batch
+    finite: bool = True
+    """Whether the record's update is finite. Where it is not, the record must contribute nothing at all."""
 
     @property
     def joined(self) -> Batch:
@@ -81,6 +90,9 @@ class Bench(Protocol):
 
     def canaries(self, view: View, count: int) -> Batch:
         """Records to be found again one by one in a release of all of them."""
+
+    def unequal(self, view: View) -> Batch:
+        """Records whose updates differ in length, so that each has another clip weight."""
 
     @property
     def one(self) -> Batch:
@@ -110,8 +122,6 @@ class ProbeBench:
         draw = torch.Generator().manual_seed(self.seed)
         bulk, other = (torch.randn(n, self.size, generator=draw, dtype=torch.float64) for n in (self.batch, 1))
         c, spike = self.bound, next(view.spikes())[None]
-        broken = other.clone()
-        broken[0, 0] = torch.nan
         mixed, aligned = _as_batch(bulk * c), _as_batch((10 * c * spike).expand(self.batch, -1))
         table: dict[str, tuple[Batch | None, Tensor]] = {
             "opposed bulk": (aligned, -100 * self.batch * c * spike),
@@ -121,12 +131,20 @@ class ProbeBench:
             "random": (mixed, 3 * c * other),
             "huge": (mixed, 1e6 * c * other),
             "short": (mixed, 0.1 * c * spike),
-            "not a number": (mixed, broken),
         }
-        return [Pair(name, without, _as_batch(z)) for name, (without, z) in table.items()]
+        found = [Pair(name, without, _as_batch(z)) for name, (without, z) in table.items()]
+        for name, value in BROKEN.items():
+            broken = other.clone()
+            broken[0, 0] = value
+            found += [Pair(name, without, _as_batch(broken), finite=False) for without in (None, mixed)]
+        return found
 
     def canaries(self, view: View, count: int) -> Batch:
         return _as_batch(1000 * self.bound * torch.stack(list(islice(view.spikes(), count))))
+
+    def unequal(self, view: View) -> Batch:
+        spikes = islice(cycle(islice(view.spikes(), UNEQUAL)), UNEQUAL)
+        return _as_batch(torch.stack([2.0**i * self.bound * spike for i, spike in enumerate(spikes)]))
 
 
 class RecordBench:
@@ -164,11 +182,19 @@ class RecordBench:
             for stretch in (-1.0, 10.0, -100.0, 1000.0):
                 found.append(Pair(f"stretched {stretch:g} times", bulk, (stretch * x[-1:], y[-1:])))
                 found.append(Pair(f"opposed bulk, stretched {stretch:g} times", same, (stretch * x[:1], other)))
+            # a model may repair such inputs: its update may then count, but no more than any other
+            found += [Pair(name, bulk, (torch.full_like(x[-1:], value), y[-1:])) for name, value in BROKEN.items()]
         return found
 
     def canaries(self, view: View, count: int) -> Batch:
         stretch = 100.0 if self.inputs.is_floating_point() else 1
         return stretch * self.inputs[:count], self.targets[:count]
+
+    def unequal(self, view: View) -> Batch:
+        x, y = self.inputs[:UNEQUAL], self.targets[:UNEQUAL]
+        if not x.is_floating_point():
+            return x, y
+        return x * (2.0 ** torch.arange(len(x))).to(x).view(-1, *[1] * (x.dim() - 1)), y
 
 
 def another_target(targets: Tensor) -> Tensor:

@@ -68,9 +68,30 @@ def scale(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
     >>> scale(noise, 1e-6).ok, scale(0.95 * noise, 1e-6).ok
     (True, False)
     """
-    found = float(torch.linalg.vector_norm(rows)) / rows.numel() ** 0.5 / declared  # makes no copy of the rows
-    low, high = stats.chi2.ppf([alpha / 2, 1 - alpha / 2], rows.numel()) / rows.numel()
+    length = float(torch.linalg.vector_norm(rows)) / declared  # makes no copy of the rows
+    return deviation(length**2, rows.numel(), alpha)
+
+
+def deviation(squares: float, count: int, alpha: float) -> Band:
+    """The deviation of `count` standard normals whose squares have this sum, and its exact chi-squared band.
+
+    >>> deviation(1.0e6, 10**6, 1e-6).ok, deviation(0.98e6, 10**6, 1e-6).ok
+    (True, False)
+    """
+    found = (squares / count) ** 0.5
+    low, high = stats.chi2.ppf([alpha / 2, 1 - alpha / 2], count) / count
     return Band(found, found, float(low) ** 0.5, float(high) ** 0.5)
+
+
+def occurrences(count: int, trials: int, probability: float, alpha: float) -> Band:
+    """How often an event occurred, and the exact binomial band: each side fails with probability alpha / 2 at most.
+
+    >>> band = occurrences(0, 10**6, 1e-4, 1e-6)  # 100 expected
+    >>> band.low, band.high, band.ok
+    (55.0, 153.0, False)
+    """
+    low, high = stats.binom.ppf([alpha / 2, 1 - alpha / 2], trials, probability)
+    return Band(count, count, float(low), float(high))
 
 
 def blocks(rows: Tensor, sizes: Mapping[str, int], alpha: float, declared: float = 1.0) -> tuple[str, Band]:

@@ -23,6 +23,9 @@ TOLERANCE = 1e-4
 OUTSIDE = 1e-3
 """How long the part of a release outside the public subspace may be by rounding, in units of its length."""
 
+APART = 0.05
+"""How far from the sum of its records' contributions a batch may be by rounding, in units of the clip bound."""
+
 LAW = 1e-6
 """How often each test of a law may fail by chance."""
 
@@ -87,6 +90,35 @@ def sensitivity(what: str, length: float, target: Target) -> Finding:
     """Part S: no record moves the sum by more than the bound."""
     allowed = 1 + TOLERANCE + rounding(target)
     return Finding("S", f"one {what} moves the sum by", length, f"at most {allowed:.5g} C", length <= allowed)
+
+
+def non_finite(found: list[Moved], target: Target) -> list[Finding]:
+    """Part S: a record whose update is not finite contributes nothing, alone and beside others."""
+    broken = [one for one in found if not one.pair.finite]
+    if not broken:
+        return []
+    alone = max((one.length for one in broken if one.pair.without is None), default=0.0)
+    beside = max((one.length for one in broken if one.pair.without is not None), default=0.0)
+    allowed = TOLERANCE + rounding(target)  # another number of rows may be added up in another order
+    return [
+        Finding("S", "non-finite record alone moves the sum by", alone, "exactly 0 C", alone == 0),
+        Finding("S", "non-finite record in a batch moves it by", beside, f"at most {allowed:.2g} C", beside <= allowed),
+    ]
+
+
+def accumulation(target: Target, batch: Batch) -> Finding:
+    """Part S: in several physical batches, records add up to what each of them contributes alone.
+
+    Each record alone is a single physical batch, so a clip weight that was meant for a record of another physical
+    batch shows, in whichever order the records come.
+    """
+    empty = target.releases(None, 1, noisy=False)
+    alone = sum((target.releases(one, 1, noisy=False) - empty for one in singles(batch)), empty)
+    together = target.releases(batch, 1, noisy=False, parts=PARTS)
+    apart = float(target.view(together - alone).norm())
+    allowed = APART + (len(batch[0]) + 2) * rounding(target)
+    what = f"{len(batch[0])} records, together and alone, differ by"
+    return Finding("S", what, apart, f"at most {allowed:.2g} C", apart <= allowed)
 
 
 def rounding(target: Target) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -137,6 +138,10 @@ class TrainerTarget:
         self.view = View(self.method, moment)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
+        return torch.stack(list(self.each(data, count, noisy=noisy, parts=parts)))
+
+    def each(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Iterator[Tensor]:
+        """What `releases` gives, one step at a time, (p,)."""
         size = 1 if data is None else len(data[0])
         physical = self.trainer.max_physical_batch_size if parts == 1 else max(1, -(-size // parts))
         copied = self.copy(
@@ -148,12 +153,10 @@ class TrainerTarget:
         scale = copied.expected_batch_size / copied.max_grad_norm
         reader = copied.optimizer
         assert isinstance(reader, Reader)
-        rows = []
         for inputs, targets in copied.batches(self.one if data is None else data):
             reader.start()
             copied.step(inputs, targets)
-            rows.append(reader.moved() * scale)
-        return torch.stack(rows)
+            yield reader.moved() * scale
 
     def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
         """The Trainer again, from the start, for other data."""

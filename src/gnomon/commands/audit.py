@@ -35,6 +35,8 @@ def add_audit(commands: Any) -> None:
                         help="steps that each of four data sets is released for (default: 200)")  # fmt: skip
     parser.add_argument("--confidence", type=float, default=0.999, metavar="X",
                         help="of the lower bound (default: 0.999)")  # fmt: skip
+    parser.add_argument("--draws", type=int, default=2**25, metavar="N",
+                        help="normals drawn to test the noise (default: 2^25, a reach of 5 deviations)")  # fmt: skip
     parser.add_argument("--whole-run", type=int, default=0, metavar="N",
                         help="also attack a whole run with N canaries; takes as long as such a run")  # fmt: skip
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
@@ -63,6 +65,7 @@ def _audit(args: argparse.Namespace) -> int:
         canaries=args.canaries,
         releases=args.releases,
         confidence=args.confidence,
+        draws=args.draws,
         whole_run=args.whole_run,
         progress=not args.quiet,
     )
