@@ -27,8 +27,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="steps between two checkpoints (default: an epoch, 16 or more)",
     )
+    add_data_id_flag(group)
+
+
+def add_data_id_flag(group: argparse._ArgumentGroup) -> None:
+    """The flag that declares which data set this is."""
     group.add_argument(
-        "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
+        "--data-id",
+        metavar="NAME",
+        help="count for the data set of this name, or of this id in the ledger, instead of recognising it by its "
+        "records; the statement has the total of all runs under a name",
     )
 
 
@@ -213,6 +221,8 @@ def _verify(args: argparse.Namespace) -> int:
     ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
     print(f"{counted(count, 'entry', 'entries')}, every one in its place; head {ledger.head()}")
+    if count and ledger.state().key is None:
+        print("the key of the records' marks is not bound to the entries yet: the next entry does it")
     return 0 if args.checked is None else _verify_run(args.checked, ledger)
 
 
@@ -266,7 +276,8 @@ def _by_name(ledger: Ledger, text: str) -> str:
     if others := [one for one in ledger.named(text) if not one.startswith("name:")]:
         allowed = f"another name to enter, or no --by-name: {text} is known by its records as {others[0]}"
         raise SettingError("dataset", text, allowed)
-    print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read")
+    print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read.")
+    print("From now on this ledger refuses runs without --data-id on records that it has never seen")
     return ledger.dataset(text)
 
 

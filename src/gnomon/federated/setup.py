@@ -232,11 +232,12 @@ def build(
     left: Mapping[str, int] | None = None,
     ledger: Ledger | None = None,
     label: Callable[[str], str] = str,
+    dataset: str | None = None,
 ) -> Federation:
     """A whole federation in one process, on parts of one data set.
 
     `left` says in how many more rounds each client of a resumed run may take part. With a ledger each client's part is
-    counted there, under its `label`.
+    counted there, under its `label`; with a `dataset`, all parts for the data set of that name.
 
     >>> federation = build(FederateConfig(method="fedavg", noise_multiplier=1.0, clients=3))
     >>> [len(client.data) for client in federation.clients.values()]
@@ -255,7 +256,7 @@ def build(
     clients = {
         name: build_client(
             config, name, data, server.members[name], server.strategy, source,
-            rounds=planned[name], ledger=ledger, label=label(name),
+            rounds=planned[name], ledger=ledger, dataset=dataset, label=label(name),
         )
         for name, data in train.items()
     }  # fmt: skip
