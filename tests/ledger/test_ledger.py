@@ -361,9 +361,10 @@ def test_an_edited_key_is_found(ledger):
     trainer(ledger).fit(data())
     head = ledger.head()
     edit(ledger, OTHER_KEY)
-    for look in (lambda: Ledger(ledger.path), ledger.verify, lambda: ledger.verify(head), ledger.head, ledger.export):
+    looks = [lambda: Ledger(ledger.path), ledger.verify, lambda: ledger.verify(head), ledger.head]
+    for look in [*looks, lambda: list(ledger.export())]:
         with pytest.raises(LedgerError, match="the key of the records' marks was changed"):
-            list(look() or ())
+            look()
 
 
 def test_a_new_commitment_at_the_end_does_not_hide_an_edited_key(ledger):

@@ -197,7 +197,17 @@ def build_client(
     if whole_client and ledger is not None and seed is None:
         each_round = Spending(ledger, as_records(config), planned, dataset=dataset, label=label)
     steps, bound = about.reach.steps, config.max_grad_norm
-    return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, memory=memory, each_round=each_round)
+    return Client(
+        name,
+        trainer,
+        data,
+        strategy,
+        steps=steps,
+        max_grad_norm=bound,
+        max_weight=positive("max-weight", config.max_weight),
+        memory=memory,
+        each_round=each_round,
+    )
 
 
 def _made_up(source: Source, device: torch.device, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:

@@ -211,6 +211,14 @@ class Ledger:
             self._add(rows, state, "steps", {"run": run, "steps": granted})
             return granted
 
+    def pay(self, run: str, steps: int) -> None:
+        """Enter steps that were released and that a ledger from a backup has forgotten; never given back."""
+        found, wanted = self.run(run), validate.whole("steps", steps)
+        if wanted > (left := found.declared - found.reserved):
+            allowed = f"at most {left}: run {run} has paid for {found.reserved} of the {found.declared} it declared"
+            raise validate.SettingError("steps", steps, allowed)
+        self.reserve(run, wanted)
+
     def close(self, run: str) -> None:
         """The run takes no more steps; what it declared and never reserved is free for others."""
         with self._rows() as (rows, state):
