@@ -116,7 +116,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
 
 def test_a_statement_has_what_an_auditor_needs(tmp_path, own_ledger):
     out = tmp_path / "run"
-    assert main([*SHORT, "--noise-multiplier", "5", "--out", str(out)]) == 0
+    assert main([*SHORT, "--noise-multiplier", "5", "--data-id", "scans", "--out", str(out)]) == 0
     statement = json.loads((out / "statement.json").read_text())
     text = (out / "statement.txt").read_text()
     ledger = Ledger(own_ledger)

@@ -43,7 +43,7 @@ def stopped(tmp_path, monkeypatch, capsys):
     return out
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, monkeypatch, capsys, own_ledger):
     """Blocks of two steps, so that something is left to go on with."""
     monkeypatch.setattr("gnomon.ledger.ledger.BLOCK", 2)
     monkeypatch.setattr(Ledger.__init__, "__kwdefaults__", {"block": 2})
@@ -66,7 +66,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, monkeypatch, capsys):
     assert "Resumed at step 3: 1 more steps" in capsys.readouterr().out
     assert [row["step"] for row in lines(out)] == [1, 2, 3, 5, 6]
     statement = json.loads((out / "statement.json").read_text())
-    assert (statement["steps"], statement["ledger"]["steps"], statement["ledger"]["runs"]) == (6, 6, 1)
+    (run,) = Ledger(own_ledger).state().runs.values()
+    assert (statement["steps"], run.reserved, statement["ledger"]["run"]) == (6, 6, run.id)
     after = load_file(out / "model.safetensors")
     assert any((before[name] != after[name]).any() for name in before)
     assert not list(out.glob("checkpoint*"))

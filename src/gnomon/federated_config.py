@@ -48,6 +48,9 @@ class FederateConfig(TrainConfig):
     sample_rate: float | None = setting(
         None, "the same sample rate for every client, instead of a batch size", group="federation"
     )
+    max_weight: float = setting(
+        1e4, "largest entry of the server's weights; a client refuses a round with a larger one", group="federation"
+    )
     server_lr: float = setting(1.0, "step size of the server", group="federation")
     mu: float = setting(0.01, "strength of fedprox's and fedlrs's pull", group="method")
     update_limit: float = setting(1.0, "length of a local update at which fedlrs's pull begins", group="method")

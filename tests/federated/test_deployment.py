@@ -45,7 +45,7 @@ class Place:
     def node(self, name: str) -> dict[str, str]:
         return {
             "name": name, "data": f"npz:{self.folder / name}.npz", "state": str(self.folder / f"{name}-state"),
-            "federation": str(self.agreed), "ledger": str(self.folder / f"{name}.sqlite"),
+            "federation": str(self.agreed), "ledger": str(self.folder / f"{name}.sqlite"), "data-id": "patients",
         }  # fmt: skip
 
     def rows(self, name: str = "metrics.jsonl") -> list[dict]:

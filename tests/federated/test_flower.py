@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -24,7 +25,8 @@ from gnomon.federated.answered import ANSWERED, Noted
 from gnomon.federated.refused import REASONS
 from gnomon.federated.setup import build_server
 from gnomon.federated.simulate import reason_of
-from gnomon.federated.sites import Site, SiteFolder, answer, read_federation
+from gnomon.federated.sites import Site, SiteFolder, read_federation
+from gnomon.federated.sites import answer as nameless_answer
 from gnomon.federated_config import FederateConfig
 from gnomon.ledger import Budget, Ledger, LedgerError, OverBudget
 from gnomon.release import SecureNoise
@@ -32,6 +34,7 @@ from gnomon.validate import SettingError
 
 CONFIG = FederateConfig(method="fedpcdp", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2)
 SITES = {"north": Site(300), "south": Site(300)}
+answer = functools.partial(nameless_answer, dataset="patients")
 
 
 def reserved(path) -> int:
@@ -256,6 +259,12 @@ def test_rounds_that_a_restored_backup_has_forgotten_are_paid_for_again(federati
     take_part()
     shutil.rmtree(place)
     shutil.copytree(tmp_path / "backup", place)
+    with pytest.raises(LedgerError, match="gnomon ledger pay") as error:
+        take_part()
+    assert reserved(place / "l") == 2, "on the server's word alone nothing is paid"
+    assert main(str(error.value).partition("gnomon ")[2].partition(". If")[0].split()) == 0
+    server.end()
+    server.round -= 1
     take_part()
     assert reserved(place / "l") == 6, "three rounds of two steps, one of them from what the server knows"
     assert "(1 run, 6 steps reserved" in (place / "state" / "statement.txt").read_text()
@@ -564,7 +573,7 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
         "sites: {north: 300}\n"
     )
     node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
-    node["ledger"] = str(tmp_path / "ledger.sqlite")
+    node |= {"ledger": str(tmp_path / "ledger.sqlite"), "data-id": "patients"}
     with pytest.raises(KeyboardInterrupt):
         flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
@@ -591,7 +600,7 @@ def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkey
     agreed = tmp_path / "federation.yaml"
     text = f"method: fedavg\ndata: {data}\nsteps-per-round: 2\nnoise-multiplier: 2\nsites: {{north: 300}}\n"
     node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
-    node["ledger"] = str(tmp_path / "ledger.sqlite")
+    node |= {"ledger": str(tmp_path / "ledger.sqlite"), "data-id": "patients"}
     for rounds in (1, 3):
         agreed.write_text(text + f"rounds: {rounds}\n")
         flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)

@@ -28,15 +28,15 @@ def edit(folder, before, after):
 def test_the_total_counts_clients_that_took_no_step_since_the_run_was_resumed_or_in_this_run_at_all(tmp_path):
     ledger, folder = Ledger(tmp_path / "ledger.sqlite"), tmp_path / "run"
     config = dataclasses.replace(PLAIN, participation=0.34, rounds=6)
-    first = federate(config, folder, progress=False, ledger=ledger).statement.ledger
-    assert first["steps"] == 4, "client-0 was asked four times, client-2 twice"
-    again = resume(folder, progress=False).statement
-    assert (again.ledger["steps"], again.ledger["epsilon"]) == (4, first["epsilon"])
-    assert f"  ledger                head {again.ledger['head']}" in again.text()
+    first = federate(config, folder, progress=False, ledger=ledger).total
+    assert first.steps == 4, "client-0 was asked four times, client-2 twice"
+    again = resume(folder, progress=False)
+    assert (again.total.steps, again.total.epsilon) == (4, first.epsilon)
+    assert f"  ledger                head {again.statement.ledger['head']}" in again.statement.text()
     edit(folder, "rounds: 6", "rounds: 7")
-    assert resume(folder, progress=False).statement.ledger["steps"] == 4, "client-2 took one step more, its third"
+    assert resume(folder, progress=False).total.steps == 4, "client-2 took one step more, its third"
     other = dataclasses.replace(config, rounds=1)
-    assert federate(other, tmp_path / "other", progress=False, ledger=ledger).statement.ledger["steps"] == 4
+    assert federate(other, tmp_path / "other", progress=False, ledger=ledger).total.steps == 4
     ledger.shut()
 
 

@@ -31,7 +31,7 @@ def site(tmp_path):
     flags = {
         "superlink": "localhost:1", "root-certificates": tmp_path / "ca.crt", "key": tmp_path / "north.node",
         "name": "north", "data": f"npz:{tmp_path / 'north.npz'}", "federation": tmp_path / "federation.yaml",
-        "state": tmp_path / "state", "ledger": tmp_path / "ledger.sqlite",
+        "state": tmp_path / "state", "ledger": tmp_path / "ledger.sqlite", "data-id": "patients",
     }  # fmt: skip
     return tmp_path, flags
 
@@ -48,6 +48,7 @@ def test_a_site_starts_flower_with_programs_of_its_own(site, monkeypatch):
     ((program, command, environment),) = started
     assert program.endswith("flower-supernode")
     assert 'name="north"' in command[command.index("--node-config") + 1]
+    assert 'data-id="patients"' in command[command.index("--node-config") + 1]
     assert environment["PATH"].split(":")[0] == str(place / "state" / "programs")
     assert {name: environment[name] for name in node.QUIET} == node.QUIET
 
@@ -98,6 +99,10 @@ def test_flower_s_spawner_is_passed_on_to(tmp_path):
         ({"data": "npz:nowhere.npz"}, "nowhere.npz"),
         ({"ledger": "none"}, "ledger = 'none'"),
         ({"state": 'a"b'}, "without quotes"),
+        (
+            {"data-id": " "},
+            "data-id = ' ' is not allowed: give a name for the site's records, as in --data-id patients",
+        ),
     ],
 )
 def test_what_cannot_work_is_named_before_the_node_starts(site, change, named, monkeypatch, capsys):
@@ -106,6 +111,16 @@ def test_what_cannot_work_is_named_before_the_node_starts(site, change, named, m
     monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
     assert main(words(flags | change)) == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_site_without_a_name_for_its_records_is_not_started(site, monkeypatch, capsys):
+    place, flags = site
+    del flags["data-id"]
+    monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
+    assert main(words(flags)) == 2
+    assert "data-id = None is not allowed: give a name for the site's records" in capsys.readouterr().err
+    assert not (place / "ledger.sqlite").exists()
+    assert not (place / "state").exists()
 
 
 @pytest.mark.parametrize("name", node.OTHERS)

@@ -77,11 +77,28 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     statement = json.loads((tmp_path / "2" / "statement.json").read_text())
     most = 5 * max(map(asked.count, asked))
     assert statement["steps"] == most
-    assert statement["ledger"]["runs"] == 2
-    assert statement["ledger"]["steps"] == 2 * most
+    assert set(statement["ledger"]) == {"run", "head"}, "parts are known by content: the totals are the holder's"
     both = epsilon(noise_multiplier=3.0, sample_rate=64 / 479, steps=2 * most, delta=1e-5)
-    assert statement["ledger"]["epsilon"] == pytest.approx(float(both))
-    assert f"epsilon = {digits(both)}, 2 runs together" in capsys.readouterr().out
+    told = f"epsilon = {digits(both)}, 2 runs together, for the client that paid the most"
+    assert told in capsys.readouterr().out
+    ledger.shut()
+
+
+def test_all_clients_of_a_simulation_count_for_a_data_set_that_has_a_name(tmp_path, own_ledger, capsys):
+    flags = ["--method", "fedavg", "--noise-multiplier", "3", "--clients", "3", "--rounds", "1", "--quiet"]
+    named = ["federate", "--simulate", *flags, "--data-id", "patients", "--out", str(tmp_path / "run")]
+    assert main(named) == 0
+    assert "3 runs together, for all clients" in capsys.readouterr().out
+    (tmp_path / "run" / "config.yaml").write_text(
+        (tmp_path / "run" / "config.yaml").read_text().replace("rounds: 1", "rounds: 2")
+    )
+    assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet", "--data-id", "others"]) == 2
+    assert "a run keeps the one it began with" in capsys.readouterr().err
+    assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
+    statement = json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert (statement["ledger"]["dataset"], statement["ledger"]["runs"]) == ("name:patients", 6)
+    ledger = Ledger(own_ledger)
+    assert list(ledger.state().datasets) == ["name:patients"]
     ledger.shut()
 
 
@@ -335,5 +352,5 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
     assert {run: after[run].reserved for run in before} == before, "what was paid stays paid"
     assert sorted(run.reserved for run in after.values() if run.id not in before) == [1, 1, 1]
     assert not any(run.open for run in after.values()), "the killed run holds no steps any more"
-    assert again.statement.ledger["steps"] == max(before.values()) + 1
+    assert again.total.steps == max(before.values()) + 1
     ledger.shut()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 from dataclasses import replace
@@ -9,13 +10,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gnomon.accounting import Account, FullBatch
+from gnomon.cli import main
 from gnomon.data import Records, load
 from gnomon.federated import Parcel, Refused
 from gnomon.federated.answered import Noted
 from gnomon.federated.setup import build_server
-from gnomon.federated.sites import Site, answer
+from gnomon.federated.simulate import reason_of
+from gnomon.federated.sites import Site, check_site
+from gnomon.federated.sites import answer as nameless_answer
 from gnomon.federated_config import FederateConfig
-from gnomon.ledger import Ledger
+from gnomon.ledger import Budget, Ledger, LedgerError
+from gnomon.validate import SettingError
 from tests.federated.test_flower import store
 
 SIZE = 300
@@ -23,6 +29,7 @@ CONFIG = FederateConfig(
     method="fedavg", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2, accountant="rdp"
 )
 SITES = {"north": Site(SIZE), "south": Site(SIZE)}
+answer = functools.partial(nameless_answer, dataset="patients")
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +113,19 @@ class Pair:
         """Who was accepted."""
         parcel = self.server.begin()["north"]
         parcel.numbers |= told or {}
-        folder, ledger = self.place / state, self.place / "l"
-        reply = answer(self.config, SITES, "north", self.own, folder, parcel, ledger=ledger)
+        try:
+            reply = self.answer(parcel, state)
+        except Exception as error:
+            self.server.refuse("north", reason_of(error).reason)
+            self.server.end()
+            raise
         if spoiled:
             reply.arrays["change"] = {name: 1e9 * value for name, value in reply.arrays["change"].items()}
         self.server.accept("north", reply)
         return self.server.end().accepted
+
+    def answer(self, parcel: Parcel, state: str = "state") -> Parcel:
+        return answer(self.config, SITES, "north", self.own, self.place / state, parcel, ledger=self.place / "l")
 
     def more(self, rounds: int) -> None:
         """Another number of rounds, agreed by both."""
@@ -128,14 +142,132 @@ def pair(source, own, tmp_path) -> Pair:
     return Pair(source, own, tmp_path / "site")
 
 
-def test_a_restored_backup_also_pays_for_an_answer_that_the_server_had_and_refused(pair, tmp_path):
+def test_a_restored_backup_answers_no_round_until_the_site_pays_for_what_it_has_forgotten(pair, tmp_path):
     pair.round()
     shutil.copytree(pair.place, tmp_path / "backup")
     assert pair.round(spoiled=True) == []
     shutil.rmtree(pair.place)
     shutil.copytree(tmp_path / "backup", pair.place)
+    with pytest.raises(LedgerError, match="has had 1 answer of this site that") as error:
+        pair.round()
+    assert pair.paid == [2]
+    command = str(error.value).partition("gnomon ")[2].partition(". If")[0].split()
+    assert command[:2] == ["ledger", "pay"]
+    assert main(command) == 0
     assert pair.round() == ["north"]
-    assert pair.paid == [6], "three rounds were released"
+    assert pair.paid == [6], "three rounds were released, one of which the server had and refused"
+
+
+@pytest.mark.parametrize("claim", [1.0, 4.0, 1e300, math.inf])
+def test_no_claim_of_a_server_costs_a_site_anything(claim, pair):
+    for paid in ([0], [0]):
+        with pytest.raises(LedgerError, match="nothing was paid"):
+            pair.round(told={"answered": claim})
+        assert pair.paid == paid
+    assert pair.round() == ["north"], "as soon as the server is right"
+    assert pair.paid == [2]
+
+
+def test_a_site_that_lost_folder_and_ledger_answers_no_round_until_it_has_paid_again(pair, tmp_path, capsys):
+    pair.round()
+    shutil.rmtree(pair.place)
+    pair.place.mkdir()
+    with pytest.raises(LedgerError) as error:
+        pair.round()
+    run = str(error.value).partition("ledger pay ")[2].split()[0]
+    assert main(["ledger", "pay", run, "--steps", "99", "--ledger", str(pair.place / "l")]) == 2
+    assert "steps = 99 is not allowed: give at most 8" in capsys.readouterr().err
+    assert main(["ledger", "pay", run, "--steps", "2", "--ledger", str(pair.place / "l")]) == 0
+    assert pair.round() == ["north"]
+    assert pair.paid == [4]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("size", [1e30, 3e38, -2e4])
+def test_weights_above_the_agreed_size_are_refused_and_cost_nothing(method, size, source, pair):
+    pair.config = replace(pair.config, method=method)
+    pair.server = build_server(pair.config, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+    parcel = pair.server.begin()["north"]
+    for group in parcel.arrays:
+        for name, value in parcel.arrays[group].items():
+            large = value.clone()
+            large.view(-1)[-1] = size
+            arrays = parcel.arrays | {group: parcel.arrays[group] | {name: large}}
+            with pytest.raises(Refused, match="weights above the agreed size") as refused:
+                pair.answer(replace(parcel, arrays=arrays))
+            assert reason_of(refused.value).reason == "size"
+    assert pair.paid == []
+    pair.server.end()
+    assert [pair.round() for _ in range(3)] == [["north"]] * 3, "and leave nothing behind"
+
+
+def test_the_agreed_size_of_weights_is_a_setting(pair):
+    pair.config = replace(pair.config, max_weight=1e-6)
+    with pytest.raises(Refused, match="above 1e-06"):
+        pair.round()
+    for size in (0.0, -1.0, math.nan):
+        pair.config = replace(pair.config, max_weight=size)
+        with pytest.raises(SettingError, match="max-weight"):
+            pair.round()
+
+
+def test_a_round_beyond_the_agreed_ones_is_refused_and_does_not_keep_the_others_out(pair):
+    parcel = pair.server.begin()["north"]
+    with pytest.raises(Refused, match="round 1000000 of 4"):
+        pair.answer(replace(parcel, round=10**6))
+    assert runs(pair.place / "l") == []
+    pair.server.accept("north", pair.answer(parcel))
+    assert pair.server.end().accepted == ["north"]
+
+
+# -- whose budget it is ----------------------------------------------------------------------------
+
+
+def test_a_site_without_a_name_for_its_records_spends_nothing_and_says_what_to_do(source, own, tmp_path):
+    server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+    parcel = server.begin()["north"]
+    for name in (None, "", "  "):
+        with pytest.raises(SettingError, match="--data-id patients"):
+            nameless_answer(CONFIG, SITES, "north", own, tmp_path / "s", parcel, ledger=tmp_path / "l", dataset=name)
+    assert not (tmp_path / "l").exists()
+    assert not (tmp_path / "s").exists()
+    agreed = tmp_path / "federation.yaml"
+    agreed.write_text("method: fedavg\nnoise-multiplier: 2\nsites: {north: 300, south: 300}\n")
+    with pytest.raises(SettingError, match="--data-id patients"):
+        check_site(agreed, "north", own, None)
+    check_site(agreed, "north", own, "patients")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_no_record_decides_whether_a_site_says_that_its_budget_is_spent(shared, source, own, tmp_path):
+    """Another data set of the ledger, whose budget is spent, has one record in common with the site's, or none."""
+    ledger = Ledger(tmp_path / "l")
+    others = ledger.identify(source.train[399 if shared else 400 : 500])
+    run = ledger.open(ledger.dataset(others, "others"), Account(FullBatch(), 1.0), 16)
+    ledger.reserve(run)
+    ledger.set_budget(others.mark, Budget(0.1, 1e-5))
+    server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
+    for name in ("patients", others.mark):  # also a name that is the id of records
+        parcel = server.begin()["north"]
+        reply = answer(CONFIG, SITES, "north", own, tmp_path / name, parcel, ledger=tmp_path / "l", dataset=name)
+        server.accept("north", reply)
+        assert server.end().accepted == ["north"]
+        server.memory.numbers.clear()
+    assert [one for one in ledger.state().datasets if not one.startswith("name:")] == [others.mark]
+    ledger.shut()
+
+
+def test_a_run_that_was_entered_by_content_is_not_taken_up_under_a_name(pair):
+    ledger = Ledger(pair.place / "l")
+    pair.round()
+    (run,) = ledger.state().runs.values()
+    (pair.place / "other").mkdir()
+    content = ledger.open(
+        ledger.dataset(ledger.identify(load("digits").train[100:400])), run.account(), 8, label=run.label
+    )
+    ledger.shut()
+    with pytest.raises(LedgerError, match=f"run {content} .* new --state folder"):
+        pair.round()
 
 
 def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
@@ -198,5 +330,8 @@ def test_a_federation_s_number_that_is_none_is_not_used(number, pair):
 def test_a_new_folder_with_other_settings_enters_a_run_of_its_own(pair):
     pair.round()
     pair.config = replace(pair.config, noise_multiplier=3.0)
+    with pytest.raises(LedgerError, match="gnomon ledger pay") as error:  # for what the new run does not know of
+        pair.round(state="new")
+    assert main(str(error.value).partition("gnomon ")[2].partition(". If")[0].split()) == 0
     pair.round(state="new")
-    assert pair.paid == [2, 4], "and pays for the answers that it does not know of: too much, never too little"
+    assert pair.paid == [2, 4], "too much, never too little"

@@ -19,6 +19,7 @@ from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, digits, eps
 from gnomon.cli import main
 from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
 from gnomon.ledger.check import _steps
+from gnomon.ledger.identity import Identity
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.validate import SettingError
 
@@ -69,9 +70,52 @@ def test_tuning_runs_on_the_same_records_add_up(ledger):
     assert (total.runs, total.steps) == (3, 60)
     assert total.epsilon == epsilon(noise_multiplier=40.0, sample_rate=1.0, steps=60, delta=DELTA)
     assert total.epsilon > t.epsilon()
+
+
+def test_a_data_set_that_has_a_name_has_its_total_in_the_statement(ledger):
+    for _ in range(3):
+        t = trainer(ledger, dataset="patients")
+        t.fit(data())
+    total = t.spending.total(DELTA)
     stated = json.loads(t.statement().json())["ledger"]
-    assert stated["epsilon"] == total.epsilon
+    assert (stated["epsilon"], stated["runs"], stated["dataset"]) == (total.epsilon, 3, "name:patients")
     assert f"{digits(total.epsilon)}" in t.statement().text()
+
+
+def handed_on(place, *, shared: bool) -> tuple[dict, list[str]]:
+    """A run's statement after one on other records, one of which may be shared. What is drawn at random is left out."""
+    ledger = Ledger(place)
+    (a, y), (b, z) = data(seed=1), data(seed=2)
+    trainer(ledger).fit((a, y))
+    t = trainer(ledger)
+    t.fit((torch.cat([b[1:], a[:1] if shared else b[:1]]), z))
+    assert t.spending.total(DELTA).runs == 1 + shared
+    ledger.shut()
+    statement = t.statement()
+    values = statement.to_dict() | {"written": ""}
+    number, _, mark = values["ledger"].pop("head").partition(":")
+    text = statement.text().replace(values["ledger"].pop("run"), "").replace(mark, "").replace(statement.written, "")
+    return values | {"entries": number}, text.splitlines()
+
+
+@pytest.mark.filterwarnings("ignore:these records were never seen")
+def test_no_one_record_decides_what_a_statement_says(tmp_path):
+    apart, together = (handed_on(tmp_path / name, shared=name == "shared") for name in ("apart", "shared"))
+    assert apart == together
+    assert "`gnomon ledger show`" in "".join(together[1])
+
+
+def test_one_record_more_does_not_show_in_the_number_of_entries(tmp_path):
+    x, y = data()
+    numbers = []
+    for less in (0, 1):
+        ledger = Ledger(tmp_path / str(less))
+        trainer(ledger).fit((x, y))
+        t = trainer(ledger)
+        t.fit((x[less:], y[less:]))
+        numbers.append(t.statement().ledger["head"].partition(":")[0])
+        ledger.shut()
+    assert numbers[0] == numbers[1]
 
 
 def test_records_are_known_again_reordered_relabelled_cut_or_in_another_precision(ledger):
@@ -82,10 +126,12 @@ def test_records_are_known_again_reordered_relabelled_cut_or_in_another_precisio
         (x, 1 - y),
         (x[1:], y[1:]),
         (x[:7], y[:7]),
+        (x.double(), y),
         (torch.cat([x, torch.ones(1, 4)]), torch.cat([y, y[:1]])),
     ]
     for number, one in enumerate(changed, start=2):
         t = trainer(ledger)
+        t.model.to(one[0].dtype)
         t.fit(one)
         assert t.spending.total(DELTA).runs == number
     other = trainer(ledger)
@@ -123,6 +169,72 @@ def test_a_declared_name_counts_instead_of_the_content(ledger):
     t = trainer(ledger, dataset="patients")
     t.fit(data(seed=5))
     assert t.spending.total(DELTA).runs == 2
+
+
+CHANGED = {
+    "scaled": lambda x: 2 * x - 1,
+    "permuted columns": lambda x: x.flip(1),
+    "jittered": lambda x: x + 1e-6,
+    "by way of float16": lambda x: x.half().float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_changed_copy_of_known_records_is_told_to_the_data_holder(ledger, change):
+    x, y = data()
+    trainer(ledger).fit((x, y))
+    (known,) = ledger.state().datasets
+    copy = CHANGED[change](x)
+    with pytest.warns(RuntimeWarning, match=f"never seen in this ledger, which knows a set of the same size.*{known}"):
+        trainer(ledger).check((copy, y))
+    t = trainer(ledger, dataset=known)
+    t.fit((copy, y))
+    assert t.spending.total(DELTA).runs == 2, "the remedy: the id counts them together"
+    assert "dataset" not in t.statement().ledger, "which is still a hash of records"
+    assert list(ledger.state().datasets) == [known]
+
+
+def test_records_of_another_number_or_known_ones_are_no_reason_to_warn(ledger, recwarn):
+    x, y = data()
+    for one in ((x, y), (x.flip(0), y), (x[1:], y[1:]), data(61, seed=1)):
+        trainer(ledger).fit(one)
+    assert not [one for one in recwarn if "never seen" in str(one.message)]
+
+
+def test_a_forgotten_name_is_told(ledger):
+    trainer(ledger, dataset="patients").fit(data())
+    with pytest.warns(RuntimeWarning, match="or one by name: name:patients"):
+        trainer(ledger).check(data())
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_once_there_is_a_budget_by_name_unknown_records_need_a_name(ledger, change):
+    x, y = data()
+    trainer(ledger).fit((x, y))  # known by content before
+    ledger.set_budget(ledger.dataset("patients"), Budget(0.1, DELTA))
+    head = ledger.head()
+    for act in (lambda t, one: t.check(one), lambda t, one: t.fit(one)):
+        t = trainer(ledger)
+        with pytest.raises(SettingError, match=r"--data-id NAME.*budget by name, for patients") as error:
+            act(t, (CHANGED[change](x), y))
+        assert error.value.name == "data-id"
+        assert t.account.steps == 0
+    with pytest.raises(SettingError, match="budget by name"):
+        ledger.dataset(ledger.identify((CHANGED[change](x), y)))
+    assert ledger.head() == head, "nothing was entered"
+    trainer(ledger).fit((x, y))
+    trainer(ledger, dataset="others").fit((CHANGED[change](x), y))
+    with pytest.raises(OverBudget):
+        trainer(ledger, dataset="patients").fit((CHANGED[change](x), y))
+
+
+def test_the_command_line_refuses_unknown_records_without_a_name_once_there_is_a_budget_by_name(tmp_path, capsys):
+    assert main(["ledger", "budget", "patients", "--epsilon", "3", "--by-name"]) == 0
+    for command in (SHORT, ["federate", "--simulate", "--method", "fedavg", "--noise-multiplier", "20", "--quiet"]):
+        assert main([*command, "--out", str(tmp_path / "a")]) == 2
+        assert "--data-id NAME" in capsys.readouterr().err
+        assert not (tmp_path / "a").exists()
+    assert main([*SHORT, "--data-id", "digits", "--out", str(tmp_path / "a")]) == 0
 
 
 class Jittered(Dataset):
@@ -240,6 +352,65 @@ def test_an_edited_ledger_is_refused(ledger, sql):
         Ledger(ledger.path)
     with pytest.raises(LedgerError, match="entry"):
         ledger.verify()
+
+
+OTHER_KEY = "UPDATE about SET value = '00112233445566778899aabbccddeeff' WHERE name = 'key'"
+
+
+def test_an_edited_key_is_found(ledger):
+    trainer(ledger).fit(data())
+    head = ledger.head()
+    edit(ledger, OTHER_KEY)
+    looks = [lambda: Ledger(ledger.path), ledger.verify, lambda: ledger.verify(head), ledger.head]
+    for look in [*looks, lambda: list(ledger.export())]:
+        with pytest.raises(LedgerError, match="the key of the records' marks was changed"):
+            look()
+
+
+def test_a_new_commitment_at_the_end_does_not_hide_an_edited_key(ledger):
+    trainer(ledger).fit(data())
+    head, (run,) = ledger.head(), ledger.state().runs
+    edit(ledger, OTHER_KEY)
+    with ledger._store.transaction() as rows:
+        rows.append("declare", {"run": run, "steps": 30, "key": rows.commitment}, head)
+    with pytest.raises(LedgerError, match="the key of the records' marks was changed"):
+        Ledger(ledger.path)
+
+
+def older(path, identity: Identity) -> Ledger:
+    """A ledger as the version before wrote it, with a data set and a run: no word of the key or the records."""
+    ledger = Ledger(path)
+    settings = {name: value for name, value in Account(FullBatch(), 40.0).to_dict().items() if name != "steps"}
+    run = {"id": "0123456789ab", "dataset": identity.mark, "unit": "one record", "settings": settings}
+    with ledger._store.transaction() as rows:
+        head = rows.start
+        for kind, content in (
+            ("dataset", {"id": identity.mark, "name": "scans", "sketch": sorted(identity.sketch), "joins": []}),
+            ("run", run | {"declared": 16, "label": ""}),
+            ("steps", {"run": "0123456789ab", "steps": 16}),
+        ):
+            entry = rows.append(kind, content, head)
+            head = Head(entry.number, entry.hash)
+    return ledger
+
+
+def test_a_ledger_of_an_earlier_version_is_read_and_its_next_entry_binds_the_key(tmp_path, capsys):
+    path = tmp_path / "l.sqlite"
+    Ledger(path).shut()
+    ledger = older(path, Ledger(path).identify(data()))
+    assert ledger.verify() == 3
+    assert main(["ledger", "verify", "--ledger", str(path)]) == 0
+    assert "the next entry does it" in capsys.readouterr().out
+    with pytest.warns(RuntimeWarning, match="a set of the same size"):
+        trainer(ledger).check((2 * data()[0], data()[1]))
+    t = trainer(ledger)
+    t.fit(data())
+    assert t.spending.total(DELTA).runs == 2
+    assert main(["ledger", "verify", "--ledger", str(path)]) == 0
+    assert "the next entry does it" not in capsys.readouterr().out
+    edit(ledger, OTHER_KEY)
+    with pytest.raises(LedgerError, match="key"):
+        Ledger(path)
 
 
 def test_entries_cut_off_at_the_end_show_beside_a_head_kept_elsewhere(ledger):
@@ -582,16 +753,18 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     assert "does not know the run nobody" in capsys.readouterr().err
 
 
-def test_a_run_folder_is_checked_against_the_ledger(tmp_path, capsys, own_ledger):
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_folder_is_checked_against_the_ledger(named, tmp_path, capsys, own_ledger):
     out = tmp_path / "run"
-    assert main([*SHORT, "--out", str(out)]) == 0
+    assert main([*SHORT, *(["--data-id", "scans"] if named else []), "--out", str(out)]) == 0
     verify = ["ledger", "verify", "--run", str(out)]
     capsys.readouterr()
     assert main(verify) == 0
     said = capsys.readouterr().out
     assert "nothing is wrong" in said
-    for name in ("model.safetensors", "config.yaml", "epsilon", "head", "run", "data set", "sampler", "steps"):
+    for name in ("model.safetensors", "config.yaml", "epsilon", "head", "run", "sampler", "steps"):
         assert f"right        {name}: " in said
+    assert f"{'right' if named else 'not checked':<11}  data set: " in said
     honest = json.loads((out / "statement.json").read_text())
     ledger, account = honest["ledger"], honest["account"]
 

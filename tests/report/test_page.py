@@ -45,6 +45,7 @@ AUDIT = {
     "bounds": [{"name": "S and W", "mu": 0.3, "epsilon": 0.71}, {"name": "K", "mu": 0.1, "epsilon": None}],
 }  # fmt: skip
 LEDGER = {"epsilon": 2.5, "runs": 3, "steps": 77, "budget": {"epsilon": 4.0, "delta": 1e-5}, "accountant": "PLD"}
+LEDGER |= {"dataset": "name:scans"}
 
 
 def history(epochs: int = 3) -> list[dict]:
@@ -169,6 +170,12 @@ def test_audit_and_ledger_are_shown_when_they_are_there(tmp_path):
     assert "infinite" in page
     assert "epsilon of all runs together" in page
     assert "epsilon 4 at delta = 1e-05" in page
+    assert ">3<" in page
+    for about in (LEDGER | {"dataset": "3f2a90c1d4e5b607"}, {"run": "0123456789ab", "head": "4:ab"}):
+        folder = folder_of_a_run(tmp_path / about.get("run", "older"), STATEMENT | {"ledger": about})
+        page = report([folder]).read_text()
+        assert "for the data holder: `gnomon ledger show`" in page
+        assert "epsilon 4 at" not in page, "known by its records: also of a version that stated the total"
     without = report([folder_of_a_run(tmp_path / "other")]).read_text()
     assert "Audit" not in without
     assert "Ledger" not in without

@@ -259,7 +259,7 @@ def test_other_data_are_refused_and_leave_no_trace(stopped):
     t.fit(data(seed=3))  # a run of its own, on its own data
     state = t.spending.ledger.state()
     assert (len(state.runs), len(state.datasets)) == (entered + 1, 2)
-    assert t.statement().ledger["steps"] == 40
+    assert t.spending.total(DELTA).steps == 40
 
 
 def test_a_model_that_is_refused_leaves_the_run_closed(stopped):

@@ -37,7 +37,7 @@ def add_federate(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/federated-<data>-<time>)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    ledger.add_ledger_flag(parser)
+    ledger.add_data_id_flag(ledger.add_ledger_flag(parser))
     add_settings(parser, NOT_FEDERATED, FederateConfig)
 
 
@@ -51,6 +51,8 @@ def _federate(args: argparse.Namespace) -> int:
         raise SettingError("simulate", False, "--simulate, --resume FOLDER, or see docs/federated.md for a deployment")
     try:
         if args.resume is not None:
+            if args.data_id is not None:
+                raise SettingError("data-id", args.data_id, "nothing with --resume: a run keeps the one it began with")
             moved = None if args.ledger is None else ledger.existing(args)
             run = resume(args.resume, progress=not args.quiet, ledger=moved)
         else:
@@ -58,7 +60,9 @@ def _federate(args: argparse.Namespace) -> int:
             stem = Path(config.data.removeprefix("npz:")).stem
             book = None if config.insecure_noise_seed is not None else ledger.chosen(args.ledger)
             with claimed(f"federated-{stem}") if args.out is None else nullcontext(args.out) as out:
-                run = federate(config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=book)
+                run = federate(
+                    config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=book, dataset=args.data_id
+                )
     except RoundFailed as error:
         raise ValueError(str(error)) from error
     last = run.history[-1] if run.history else {}  # metrics.jsonl may have been lost
@@ -72,9 +76,10 @@ def _federate(args: argparse.Namespace) -> int:
     print(
         f"{claim}  epsilon = {digits(run.statement.epsilon)} at delta = {run.statement.delta:g}, {run.statement.unit}"
     )
-    if (total := run.statement.ledger) is not None:
-        spent = digits(total["epsilon"])
-        print(f"on these data  epsilon = {spent}, {together(total['runs'])}, for the client that paid the most")
+    if (total := run.total) is not None:
+        named = "epsilon" in (run.statement.ledger or {})
+        who = "for all clients" if named else "for the client that paid the most"
+        print(f"on these data  epsilon = {digits(total.counted)}, {together(total.runs)}, {who}")
     for caveat in run.statement.caveats:
         print(f"caveat         {caveat}")
     for what, file in (("statement", "statement.txt"), ("picture", "curve.png"), ("traffic", "bytes.md")):

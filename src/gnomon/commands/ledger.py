@@ -27,8 +27,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="steps between two checkpoints (default: an epoch, 16 or more)",
     )
+    add_data_id_flag(group)
+
+
+def add_data_id_flag(group: argparse._ArgumentGroup) -> None:
+    """The flag that declares which data set this is."""
     group.add_argument(
-        "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
+        "--data-id",
+        metavar="NAME",
+        help="count for the data set of this name, or of this id in the ledger, instead of recognising it by its "
+        "records; the statement has the total of all runs under a name",
     )
 
 
@@ -100,7 +108,8 @@ def add_ledger(commands: Any) -> None:
         "  gnomon ledger budget patients --epsilon 3 --by-name     # before it, for runs with --data-id patients\n"
         "  gnomon ledger verify --head 17:ab12...    # the head that a statement printed\n"
         "  gnomon ledger verify --run runs/demo      # does the run folder fit the ledger?\n"
-        "  gnomon ledger export > ledger.jsonl",
+        "  gnomon ledger export > ledger.jsonl\n"
+        "  gnomon ledger pay RUN --steps 10          # the ledger is from a backup, and these were released since",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
@@ -134,6 +143,13 @@ def add_ledger(commands: Any) -> None:
     )
     close = _verb(verbs, "close", _close, "a run that was killed will not go on: free the steps it never reserved")
     close.add_argument("closed", metavar="RUN", help="the id of the run")  # `run` is the command itself
+    pay = _verb(
+        verbs, "pay", _pay, "steps of a run were released and are not in the ledger, as after a restored backup"
+    )
+    pay.add_argument("payer", metavar="RUN", help="the id of the run")
+    pay.add_argument(
+        "--steps", type=int, required=True, metavar="N", help="how many steps to pay for; never given back"
+    )
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -213,6 +229,8 @@ def _verify(args: argparse.Namespace) -> int:
     ledger = existing(args)
     count = ledger.verify(None if args.head is None else Head.read(args.head))
     print(f"{counted(count, 'entry', 'entries')}, every one in its place; head {ledger.head()}")
+    if count and ledger.state().key is None:
+        print("the key of the records' marks is not bound to the entries yet: the next entry does it")
     return 0 if args.checked is None else _verify_run(args.checked, ledger)
 
 
@@ -266,8 +284,17 @@ def _by_name(ledger: Ledger, text: str) -> str:
     if others := [one for one in ledger.named(text) if not one.startswith("name:")]:
         allowed = f"another name to enter, or no --by-name: {text} is known by its records as {others[0]}"
         raise SettingError("dataset", text, allowed)
-    print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read")
+    print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read.")
+    print("From now on this ledger refuses runs without --data-id on records that it has never seen")
     return ledger.dataset(text)
+
+
+def _pay(args: argparse.Namespace) -> int:
+    ledger = existing(args)
+    ledger.pay(args.payer, args.steps)
+    run = ledger.run(args.payer)
+    print(f"run {run.id} has paid for {counted(args.steps, 'step')} more: {run.reserved} of {run.declared}")
+    return 0
 
 
 def _close(args: argparse.Namespace) -> int:

@@ -19,7 +19,8 @@ def add_site(commands: Any) -> None:
         "docs/federated.md.",
         epilog="example:\n"
         "  gnomon site --superlink server.example.org:443 --root-certificates ca.crt --key north.node --name north \\\n"
-        "      --data npz:/data/north.npz --federation /etc/gnomon/federation.yaml --state /var/lib/gnomon/north",
+        "      --data npz:/data/north.npz --data-id patients --federation /etc/gnomon/federation.yaml \\\n"
+        "      --state /var/lib/gnomon/north",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_site)
@@ -37,7 +38,9 @@ def add_site(commands: Any) -> None:
         "--ledger", metavar="FILE", help="where the site pays (default: GNOMON_LEDGER, or a file of the user)"
     )
     parser.add_argument(
-        "--data-id", metavar="NAME", help="count for the data set of this name instead of recognising it by its records"
+        "--data-id",
+        metavar="NAME",
+        help="the name of the site's records in its ledger, the same one in all work with them (needed)",
     )
     parser.add_argument("--port", type=int, metavar="N", help="of the node's own programs, on this machine alone")
 
@@ -52,16 +55,15 @@ def _site(args: argparse.Namespace) -> int:
         if not file.is_file():
             raise SettingError(name.replace("_", "-"), str(file), "a file that exists")
     data = _absolute(args.data)
-    check_site(files["federation"], args.name, data)
+    check_site(files["federation"], args.name, data, args.data_id)
     node = {
         "name": args.name,
         "data": data,
         "federation": str(files["federation"].absolute()),
         "state": str(Path(args.state).expanduser().absolute()),
         "ledger": str(needed_path(args.ledger).absolute()),
+        "data-id": args.data_id,
     }
-    if args.data_id is not None:
-        node["data-id"] = args.data_id
     words, environment = supernode(
         superlink=args.superlink,
         root_certificates=files["root_certificates"],

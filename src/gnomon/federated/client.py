@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,8 @@ class Client:
 
     The Trainer's `max_grad_norm` is `strategy.bound(C)`, and its plan has the steps of all rounds. Its ledger is paid
     before a step's noise is drawn; `each_round` is paid once before the first step of a round. What is uploaded is
-    made of what the Trainer's door released, and of nothing else.
+    made of what the Trainer's door released, and of nothing else. Weights of the server with an entry above
+    `max_weight` are refused before anything is paid.
 
     >>> from torch import nn
     >>> from gnomon.federated import fedavg
@@ -54,6 +56,7 @@ class Client:
         *,
         steps: int,
         max_grad_norm: float | None = None,
+        max_weight: float = math.inf,
         memory: Memory | None = None,
         each_round: Spending | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class Client:
             raise validate.SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
         if isinstance(trainer.plan.sampler, Shuffled):
             raise validate.SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
+        self.max_weight = max_weight
         self.memory = memory or Memory()
         self.each_round = each_round
         self._batches: Iterator[tuple[Any, Any]] | None = None
@@ -129,21 +133,6 @@ class Client:
         if public is not None and trainers is None and self.trainer.entrance.leave_out is None:
             refuse_overlap(Loader(self.data, "train"), Loader(public, "public"))
 
-    def make_up(self, answered: int) -> None:
-        """Pay for rounds that were answered and are not in the books: these come from an older copy.
-
-        The number is the server's. A wrong one can only make this client pay more.
-        """
-        lost = answered - self.trainer.account.steps // self.steps
-        if lost <= 0:
-            return
-        spending = self.spending
-        spending.admit(self.data)
-        spending.start()
-        for _ in range(lost if self.each_round is not None else lost * self.steps):
-            spending.charge()
-        self.trainer.account.charge(lost * self.steps)
-
     @property
     def spending(self) -> Spending:
         """The hand on the ledger that pays for this client's part."""
@@ -171,9 +160,21 @@ class Client:
                 raise Refused("shape", f"weights of {name}")
             if not bool(torch.isfinite(sent[name]).all()):
                 raise Refused("finite", f"weights of {name}")
+        self._refuse_large(parcel)
         for name, p in own.items():
             p.copy_(sent[name])
         return self._weights()
+
+    def _refuse_large(self, parcel: Parcel) -> None:
+        """Refuses arrays of the server beyond the agreed size: a round on them would be paid for and teach nothing.
+
+        What becomes of them, such as a control variate, would also stay in the client's memory for good. The answer
+        depends on the parcel and on a declared number, on no record.
+        """
+        for group, arrays in parcel.arrays.items():
+            for name, value in arrays.items() if group not in ("public", "basis") else ():
+                if not bool((value.abs() <= self.max_weight).all()):  # also if it is not a number
+                    raise Refused("size", f"{group} of {name}, above {self.max_weight:g}")
 
     def _basis(self, parcel: Parcel) -> Basis | None:
         space = self.strategy.space

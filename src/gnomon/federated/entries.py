@@ -49,13 +49,15 @@ class Entries:
     ledger: Ledger | None
     method: str
     token: str
+    dataset: str | None = None
+    """The declared name of the data set, if it has one."""
 
     @classmethod
-    def new(cls, config: FederateConfig, ledger: Ledger | None) -> Entries:
+    def new(cls, config: FederateConfig, ledger: Ledger | None, dataset: str | None = None) -> Entries:
         """Those of a run that begins. Seeded noise hides nothing, so there is nothing to count."""
         if ledger is None or config.insecure_noise_seed is not None:
             return cls(None, config.method, token())
-        return cls(by_rounds(config, ledger.path), config.method, token())
+        return cls(by_rounds(config, ledger.path), config.method, token(), dataset)
 
     @classmethod
     def of(cls, config: FederateConfig, folder: RunFolder, ledger: Ledger | None) -> Entries:
@@ -69,7 +71,7 @@ class Entries:
         place = Path(kept["path"]) if ledger is None else ledger.path
         if not place.exists():
             raise SettingError("ledger", str(place), "the ledger of this run, with --ledger if it was moved")
-        found = cls(by_rounds(config, place), config.method, kept["token"])
+        found = cls(by_rounds(config, place), config.method, kept["token"], kept.get("dataset"))
         assert found.ledger is not None
         found.ledger.verify(Head.read(kept["head"]))
         for run in found.ledger.state().runs.values():
@@ -90,4 +92,4 @@ class Entries:
         """Leave in the folder of the run where its entries are, and the last one: a ledger that lost it is refused."""
         if self.ledger is not None:
             kept = {"path": str(self.ledger.path.resolve()), "token": self.token, "head": str(self.ledger.head())}
-            folder.write(LEDGER, json.dumps(kept).encode())
+            folder.write(LEDGER, json.dumps(kept | {"dataset": self.dataset}).encode())

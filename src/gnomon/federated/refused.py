@@ -15,6 +15,7 @@ REASONS = {
     "dtype": "another number format",
     "shape": "another shape",
     "finite": "values that are not finite",
+    "size": "weights above the agreed size",
     "norm": "a longer change than an honest client can make",
     "positions": "positions that are not rising or out of range",
 }

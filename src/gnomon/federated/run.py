@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from gnomon.federated.setup import Federation, build
 from gnomon.federated.simulate import Exchange, InProcess, RoundFailed, rounds
 from gnomon.federated.statement import federated_statement
 from gnomon.federated_config import FederateConfig
-from gnomon.ledger import Ledger
+from gnomon.ledger import Ledger, Total
 from gnomon.ledger.ledger import unknown_before
 from gnomon.report import training_curve
 from gnomon.run_folder import RunFolder, fingerprints
@@ -54,6 +53,8 @@ class FederatedRun:
     folder: Path
     stopped: str
     """"finished", "interrupted", or "budget" if nobody could pay for a further round before the last one."""
+    total: Total | None = None
+    """What all runs on a client's records have cost together, of the client that paid the most. For the data holder."""
 
 
 def federate(
@@ -63,10 +64,12 @@ def federate(
     overwrite: bool = False,
     progress: bool = True,
     ledger: Ledger | None = None,
+    dataset: str | None = None,
 ) -> FederatedRun:
     """Run all rounds in this process; leave config, metrics, model, statement, traffic and picture in `out`.
 
-    With a ledger each client's rounds are counted there, together with all other runs on its records.
+    With a ledger each client's rounds are counted there, together with all other runs on its records. With a `dataset`
+    all clients count for the data set of that name together: more than any record has paid, never less.
 
     >>> import tempfile
     >>> config = FederateConfig(method="fedavg", rounds=1, noise_multiplier=2.0)
@@ -77,8 +80,8 @@ def federate(
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
-    entries = Entries.new(config, ledger)
-    federation = build(config, ledger=entries.ledger, label=entries.label)
+    entries = Entries.new(config, ledger, dataset)
+    federation = build(config, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
     for client in federation.clients.values():
         client.trainer.check(client.data)  # before anything of an earlier run is touched
         client.spending.admit(client.data)
@@ -99,7 +102,8 @@ def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) ->
     config = FederateConfig.from_dict(read_yaml(out / "config.yaml"))
     folder = KeptFolder(out)
     entries = Entries.of(config, folder, ledger)
-    federation = build(config, left=folder.left(config), ledger=entries.ledger, label=entries.label)
+    left = folder.left(config)
+    federation = build(config, left=left, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
     for client in federation.clients.values():
         client.spending.recognise(client.data)  # also of clients that take no further step the statement has the total
     return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
@@ -166,7 +170,7 @@ def go(
     statement = _write(config, federation, folder, history, entries)
     if failed is not None:
         raise failed
-    return FederatedRun(history, statement, federation, folder.path, stopped)
+    return FederatedRun(history, statement, federation, folder.path, stopped, _worst_total(config, federation))
 
 
 def _add(folder: RunFolder, name: str, values: Mapping[str, Any]) -> None:
@@ -187,7 +191,6 @@ def _write(
     server = federation.server
     folder.write("model.safetensors", safetensors_bytes(_weights(server), {"format": "pt"}))
     private = config.insecure_noise_seed is None
-    total = _worst_total(config, federation)
     notes = [] if federation.clients else [ELSEWHERE]
     if federation.clients and is_own(config.data):
         notes.append(COUNTED)
@@ -195,7 +198,8 @@ def _write(
         notes.append(CLASSES_COUNTED)
     if entries is not None and entries.ledger is not None and entries.began_ledger():
         notes.append(f"{unknown_before(entries.ledger.path.name)}.")
-    statement = federated_statement(config, server, private, federation.public, total, notes)
+    ledger = _ledger_note(config, federation)
+    statement = federated_statement(config, server, private, federation.public, ledger, notes)
     statement = dataclasses.replace(statement, files=fingerprints(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
@@ -209,11 +213,21 @@ def _weights(server: Server) -> Arrays:
     return {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
 
 
-def _worst_total(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
+def _worst_total(config: FederateConfig, federation: Federation) -> Total | None:
     """What all runs on a client's records have cost together: that of the client whose records paid the most."""
-    notes = [ledger_note(client.spending, config.target_delta) for client in federation.clients.values()]
-    known = [note for note in notes if note is not None]
-    return max(known, key=lambda note: math.inf if note["epsilon"] is None else note["epsilon"], default=None)
+    totals = [client.spending.total(config.target_delta) for client in federation.clients.values()]
+    return max((total for total in totals if total is not None), key=lambda total: total.counted, default=None)
+
+
+def _ledger_note(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
+    """What the statement says about the ledger: of the first client that is entered there, or else recognised.
+
+    Not of the one that paid the most: where parts are recognised by content, a record could decide which one that is.
+    Under a declared name all of them have the same total.
+    """
+    known = [client.spending for client in federation.clients.values() if client.spending.recognised]
+    spending = next((one for one in known if one.run), next(iter(known), None))
+    return None if spending is None else ledger_note(spending, config.target_delta)
 
 
 def traffic(federation: Federation, history: Sequence[Record]) -> str:

@@ -198,7 +198,17 @@ def build_client(
     if whole_client and ledger is not None and seed is None:
         each_round = Spending(ledger, as_records(config), planned, dataset=dataset, label=label)
     steps, bound = about.reach.steps, config.max_grad_norm
-    return Client(name, trainer, data, strategy, steps=steps, max_grad_norm=bound, memory=memory, each_round=each_round)
+    return Client(
+        name,
+        trainer,
+        data,
+        strategy,
+        steps=steps,
+        max_grad_norm=bound,
+        max_weight=positive("max-weight", config.max_weight),
+        memory=memory,
+        each_round=each_round,
+    )
 
 
 def _made_up(source: Source, device: torch.device, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,11 +243,12 @@ def build(
     left: Mapping[str, int] | None = None,
     ledger: Ledger | None = None,
     label: Callable[[str], str] = str,
+    dataset: str | None = None,
 ) -> Federation:
     """A whole federation in one process, on parts of one data set.
 
     `left` says in how many more rounds each client of a resumed run may take part. With a ledger each client's part is
-    counted there, under its `label`.
+    counted there, under its `label`; with a `dataset`, all parts for the data set of that name.
 
     >>> federation = build(FederateConfig(method="fedavg", noise_multiplier=1.0, clients=3))
     >>> [len(client.data) for client in federation.clients.values()]
@@ -256,7 +267,7 @@ def build(
     clients = {
         name: build_client(
             config, name, data, server.members[name], server.strategy, source,
-            rounds=planned[name], ledger=ledger, label=label(name),
+            rounds=planned[name], ledger=ledger, dataset=dataset, label=label(name),
         )
         for name, data in train.items()
     }  # fmt: skip

@@ -25,7 +25,10 @@ from gnomon.federated.settings import declared, refuse_unused
 from gnomon.federated.setup import build_client, member, participations
 from gnomon.federated_config import NOT_DEPLOYED, FederateConfig
 from gnomon.ledger import Head, LedgerError, needed_path
+from gnomon.ledger.identity import declared as declared_name
+from gnomon.ledger.identity import is_name
 from gnomon.ledger.ledger import unknown_before
+from gnomon.plural import counted
 from gnomon.run_folder import write_whole
 from gnomon.runs import plain
 from gnomon.validate import SettingError, whole
@@ -118,9 +121,12 @@ class SiteFolder:
     def take_up(self, client: Client, answered: int) -> None:
         """Go on with the run that an earlier round entered: what it has paid for counts as taken.
 
-        A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced. Rounds
-        that the server has had answers to and this run has not paid for, because folder and ledger both come from a
-        backup, are paid for now. A run that was entered for another number of rounds goes on with this one.
+        A ledger that does not know what this folder has seen in it is refused: it was lost, cut or replaced. A run
+        that was entered for another number of rounds goes on with this one.
+
+        If the server says that it has had answers which this run has not paid for, the round is refused: folder and
+        ledger may both come from a backup. Nothing is paid on the server's word, or one wrong number would use up the
+        budget: whoever runs the site pays with `gnomon ledger pay`.
         """
         spending, head = client.spending, self._kept()["head"]
         if spending.ledger is None:
@@ -135,11 +141,34 @@ class SiteFolder:
                     f"{spending.ledger.path} has no run {spending.label}: give the ledger that {self.path} began with, "
                     "or a new folder if the agreed file has changed"
                 )
+        if found and not is_name(found[-1].dataset):
+            raise LedgerError(
+                f"run {found[-1].id} of {spending.ledger.path} was entered for records that were recognised by "
+                f"content, which a site no longer does: begin with a new --state folder in place of {self.path}. The "
+                "run stays in the ledger; what it has spent does not count for the name, so give that a budget which "
+                "is smaller by as much"
+            )
         if found:
             spent = spending.resume(found[-1].id, client.data, redeclare=True)
             if spent:
                 client.trainer.account.charge(spent if client.each_round is None else spent * client.steps)
-        client.make_up(answered)
+        if (lost := answered - client.trainer.account.steps // client.steps) > 0:
+            self._refuse_unpaid(client, lost)
+
+    def _refuse_unpaid(self, client: Client, lost: int) -> None:
+        """An error that says how to pay for answers that the server has had and the ledger has not."""
+        spending = client.spending
+        assert spending.ledger is not None
+        spending.admit(client.data)
+        spending.start()  # the run that is to pay; it costs nothing
+        steps = lost if client.each_round is not None else lost * client.steps
+        raise LedgerError(
+            f"the server says that it has had {counted(lost, 'answer')} of this site that {spending.ledger.path} has "
+            f"not paid for. No round is answered, and nothing was paid. If {self.path} and the ledger come from a "
+            f"backup, pay for what they forgot: gnomon ledger pay {spending.run} --steps {steps} --ledger "
+            f"{spending.ledger.path}. If they do not, the server is wrong, or another node has answered in the name "
+            "of this site: talk to whoever runs it"
+        )
 
     def remember(self, client: Client) -> None:
         """Keep what must outlive the round, and how far the ledger reached."""
@@ -189,8 +218,14 @@ def answer(
 
     The server's parcel holds weights and public things; it cannot change noise, bound, sampling or number of steps.
     The round is paid for in the site's `ledger` (default: GNOMON_LEDGER, or a file of the user) before anything leaves
-    the site, together with all other runs on the same records, or on the `dataset` of that name.
+    the site, together with all other runs on the `dataset` of that name.
+
+    The name is needed. The server sees whether the site answers, and a budget of records that are recognised by
+    content would let a single record decide that.
     """
+    named = site_dataset(dataset)
+    if parcel.round > whole("rounds", config.rounds):
+        raise Refused("budget", f"round {parcel.round} of {config.rounds}")  # or no earlier round could follow it
     folder = SiteFolder(state)
     with folder.alone():
         source = _records(config, sites, name, data)
@@ -204,10 +239,10 @@ def answer(
         try:
             client = build_client(
                 config, name, source.train, about, strategy, source,
-                rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=dataset,
+                rounds=max(1, rounds), memory=folder.memory(), ledger=book, dataset=named,
                 label=folder.label(f"{config.method}, {name}", parcel.numbers.get("federation")), stranger=True,
             )  # fmt: skip
-            folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), config.rounds)))
+            folder.take_up(client, int(min(parcel.numbers.get("answered", 0.0), rounds)))
             reply = client.train(parcel)
             folder.remember(client)
             folder.note(parcel.round, client)
@@ -217,8 +252,28 @@ def answer(
         return reply
 
 
-def check_site(federation: Path, name: str, data: str) -> None:
+def site_dataset(name: str | None) -> str:
+    """The id of a site's data set: its declared name, and never what the records contain.
+
+    >>> site_dataset("patients")
+    'name:patients'
+    >>> site_dataset(None)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gnomon.validate.SettingError: data-id = None is not allowed: give a name for the site's records, as in --data-id ...
+    """
+    if name is None or not name.strip():
+        raise SettingError(
+            "data-id",
+            name,
+            "a name for the site's records, as in --data-id patients: the same one in all work with them. Recognised "
+            "by content, a single record could decide whether the server is told that a budget is spent",
+        )
+    return declared_name(name).mark
+
+
+def check_site(federation: Path, name: str, data: str, dataset: str | None) -> None:
     """Refuses what would make every round of a site fail, before there is one. The errors are for the site's eyes."""
+    site_dataset(dataset)
     config, sites = read_federation(federation)
     _records(config, sites, name, data)
 

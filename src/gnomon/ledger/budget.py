@@ -12,6 +12,7 @@ from gnomon.plural import counted
 from gnomon.validate import SettingError
 
 if TYPE_CHECKING:
+    from gnomon.ledger.identity import Identity
     from gnomon.ledger.state import Budget, LedgerRun, State
 
 MOST_NOISE = 1e5
@@ -84,6 +85,20 @@ def refuse_excess(state: State, run: LedgerRun) -> None:
         f"{digits(spent)} is spent or promised to open runs, "
         f"{digits(max(0.0, budget.epsilon - spent), lower=True)} is left. "
         f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
+    )
+
+
+def refuse_nameless(state: State, identity: Identity) -> None:
+    """An error for records that are new to a ledger with a budget by name: a changed copy would escape the budget."""
+    names = [one.removeprefix("name:") for one in state.named_budgets()]
+    if not names or not identity.sketch or state.matches(identity):
+        return
+    raise SettingError(
+        "data-id",
+        None,
+        f"the name of the data set (--data-id NAME, dataset=NAME in Python): this ledger has a budget by name, for "
+        f"{', '.join(names)}, and has never seen these records. If they are the same people, changed or not, give "
+        "that name; if they are others, give one of their own",
     )
 
 

@@ -97,6 +97,8 @@ def _entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:
     if about.get("dataset"):
         same = about["dataset"] in state.family(run.dataset)
         yield Check("data set", same, f"{run.dataset}" + ("" if same else f", {about['dataset']} stated"))
+    else:
+        yield Check("data set", None, f"{run.dataset} in the ledger; the statement names declared ones alone")
     if statement.get("unit") != RECORD or run.unit != RECORD:
         yield Check("settings and steps", None, "each client of a federation has an entry of its own")
         return

@@ -18,9 +18,9 @@ from typing import Any
 
 from gnomon import __version__, validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
-from gnomon.ledger.budget import binding, endless, exceeds, refuse_excess
-from gnomon.ledger.identity import Identity, by_content, declared
-from gnomon.ledger.state import RECORD, Budget, LedgerRun, State
+from gnomon.ledger.budget import binding, endless, exceeds, refuse_excess, refuse_nameless
+from gnomon.ledger.identity import Identity, by_content, declared, is_name
+from gnomon.ledger.state import KEY, RECORD, Budget, LedgerRun, State
 from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
 
 BLOCK = 16
@@ -88,20 +88,41 @@ class Ledger:
     # -- data sets and budgets -------------------------------------------------------------------
 
     def identify(self, data: Any, name: str | None = None) -> Identity:
-        """Which data set this is: by the given name, or by the content of its records."""
-        return declared(name) if name is not None else by_content(data, self._key)
+        """Which data set this is: by the content of its records, or the one that its holder declares.
+
+        The holder gives a name, or the id of a data set that this ledger knows by its records: then a changed copy of
+        them counts for the same data set.
+        """
+        if name is None:
+            return by_content(data, self._key)
+        if not is_name(name) and name in self.state().datasets:
+            return Identity(name, frozenset())
+        return declared(name)
 
     def dataset(self, data: Identity | str, label: str = "") -> str:
-        """The id of a data set, entered on its first use. Text is a name that its holder declares."""
+        """The id of a data set, entered on its first use. Text is a name that its holder declares.
+
+        Records that are recognised by content leave one entry each time, known or not. Statements carry the number of
+        entries, and one record more or less must not show in it.
+        """
         identity = declared(data) if isinstance(data, str) else data
         with self._rows() as (rows, state):
             if identity.mark in state.datasets:
+                if identity.sketch:
+                    self._add(rows, state, "again", {"dataset": identity.mark})
                 return identity.mark
+            refuse_nameless(state, identity)
             joins = state.matches(identity)
             name = label or identity.mark.removeprefix("name:")
+            counted = {} if identity.records is None else {"records": identity.records}
             content = {"id": identity.mark, "name": name, "sketch": sorted(identity.sketch), "joins": joins}
-            self._add(rows, state, "dataset", content)
+            self._add(rows, state, "dataset", content | counted)
             return identity.mark
+
+    def resembling(self, identity: Identity) -> str:
+        """The data sets, in words, that records never seen here may be a changed copy of; empty if there are none."""
+        state = self.state()
+        return _list(state, state.resembling(identity))
 
     def named(self, text: str) -> list[str]:
         """The ids of the data sets with this name: declared, and known by content."""
@@ -148,6 +169,7 @@ class Ledger:
     def check(self, identity: Identity, account: Account, steps: int, unit: str = RECORD) -> None:
         """Refuses what `open` would refuse, and enters nothing."""
         state = self.state()
+        refuse_nameless(state, identity)
         for dataset in state.matches(identity):
             refuse_excess(state, _new_run(dataset, account, steps, "", unit))
 
@@ -188,6 +210,14 @@ class Ledger:
                 )
             self._add(rows, state, "steps", {"run": run, "steps": granted})
             return granted
+
+    def pay(self, run: str, steps: int) -> None:
+        """Enter steps that were released and that a ledger from a backup has forgotten; never given back."""
+        found, wanted = self.run(run), validate.whole("steps", steps)
+        if wanted > (left := found.declared - found.reserved):
+            allowed = f"at most {left}: run {run} has paid for {found.reserved} of the {found.declared} it declared"
+            raise validate.SettingError("steps", steps, allowed)
+        self.reserve(run, wanted)
 
     def close(self, run: str) -> None:
         """The run takes no more steps; what it declared and never reserved is free for others."""
@@ -237,8 +267,7 @@ class Ledger:
         """Check every link from the first entry on, and that a head kept elsewhere is among them. Counts entries."""
         with self._store.transaction() as rows:
             state = State(rows.start)
-            for entry in rows.since(rows.start):
-                state.add(entry)
+            self._catch_up(rows, state)
             if head is not None:
                 rows.since(head)
             return state.head.number
@@ -246,6 +275,7 @@ class Ledger:
     def export(self) -> Iterator[str]:
         """Every entry as a line of JSON, the head last. The key of the records' marks stays here."""
         with self._store.transaction() as rows:
+            self._catch_up(rows, State(rows.start))
             entries = rows.since(rows.start)
             about = {"ledger": rows.about["id"], "gnomon": __version__}
         yield json.dumps(about)
@@ -265,13 +295,24 @@ class Ledger:
         """Alone with the file, with what others added since the last time taken into account."""
         with self._store.transaction() as rows:
             state = self._states.pop(get_ident(), None) or State(rows.start)  # an error leaves nothing half done behind
-            for entry in rows.since(state.head):
-                state.add(entry)
+            self._catch_up(rows, state)
             self._key = bytes.fromhex(rows.about["key"])
             yield rows, state
         self._states[get_ident()] = state
 
+    def _catch_up(self, rows: Rows, state: State) -> None:
+        """Take the entries into account that a state does not know yet; an error if the key is not the one they had."""
+        for entry in rows.since(state.head):
+            state.add(entry)
+        if state.key not in (None, rows.commitment):
+            raise LedgerError(
+                f"{self.path}: the key of the records' marks was changed, so records would not be known again and "
+                "would get a fresh budget; restore the ledger from a copy"
+            )
+
     def _add(self, rows: Rows, state: State, kind: str, content: dict[str, Any]) -> Entry:
+        if state.key is None:
+            content = content | {KEY: rows.commitment}
         entry = rows.append(kind, content, state.head)
         state.add(entry)
         return entry

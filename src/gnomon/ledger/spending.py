@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from gnomon.accounting import Account, Shuffled
-from gnomon.ledger.identity import Identity
+from gnomon.ledger.identity import Identity, is_name
 from gnomon.ledger.ledger import Ledger, Total
 from gnomon.ledger.state import RECORD, LedgerRun
 from gnomon.ledger.store import Head, LedgerError
@@ -35,6 +35,16 @@ class Spending:
         self._warned = False
 
     @property
+    def recognised(self) -> bool:
+        """Whether the run knows its data set, entered or not."""
+        return self._identity is not None
+
+    @property
+    def named(self) -> bool:
+        """Whether the holder declared the data set by a name, so that no record decides what it counts with."""
+        return self._name is not None and is_name(self._dataset or (self._identity.mark if self._identity else ""))
+
+    @property
     def dataset(self) -> str:
         """The id of the data set that the run was entered for; empty before."""
         return self._dataset
@@ -44,16 +54,31 @@ class Spending:
         if self.ledger is None:
             return
         identity = self.ledger.identify(data, self._name)
-        if self._dataset and self._identity is not None and identity.mark != self._identity.mark:
+        if self._dataset and self._identity is not None:
             self._enter(identity)
         self._identity = identity
 
     def admit(self, data: Any) -> None:
         """Find out which data set this is, and refuse a run that its budget cannot pay for."""
+        before = self._identity
         self.recognise(data)
         if self.ledger is not None and self._identity is not None and not self.run:
             self.ledger.check(self._identity, self._account, self._steps)
+            if before is None or before.mark != self._identity.mark:
+                self._warn_of_copies(self._identity)
             self._warn_without_noise()
+
+    def _warn_of_copies(self, identity: Identity) -> None:
+        """For the data holder: a preprocessed copy of known records is not recognised."""
+        assert self.ledger is not None
+        if known := self.ledger.resembling(identity):
+            warnings.warn(
+                "these records were never seen in this ledger, which knows a set of the same size, or one by name: "
+                f"{known}; if these are the same people, pass --data-id with its name or id (dataset= in Python), "
+                "or they get a fresh budget",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _warn_without_noise(self) -> None:
         """Once, before it is entered: what no noise costs cannot be taken back."""
@@ -75,7 +100,12 @@ class Spending:
                 f"run {self.run} was entered for other records: give it the ones that it started with, or make another "
                 "Trainer for these"
             )
-        self.ledger.dataset(identity, self._name or self.label)
+        self.ledger.dataset(identity, self._label)
+
+    @property
+    def _label(self) -> str:
+        """What the ledger calls a new data set: by default its name, where it has one."""
+        return self.label if self._name is None else ""
 
     def start(self) -> None:
         """Enter the run, or open it again."""
@@ -86,7 +116,7 @@ class Spending:
         else:
             if self._identity is None:
                 raise LedgerError("a ledger needs to know the data: use fit(train) or batches(train)")
-            self._dataset = self.ledger.dataset(self._identity, self._name or self.label)
+            self._dataset = self.ledger.dataset(self._identity, self._label)
             self.run = self.ledger.open(self._dataset, self._account, self._steps, label=self.label)
         self._open = True
 
@@ -135,7 +165,7 @@ class Spending:
         if not state.family(found.dataset) & set(state.matches(identity)):
             raise LedgerError(f"run {run} was on other data: give it the records that it started with")
         self.run, self._identity = run, identity
-        self.ledger.dataset(identity, self._name or self.label)  # records that have come since count too
+        self.ledger.dataset(identity, self._label)  # records that have come since count too
         lost = 0
         if isinstance(self._account.sampler, Shuffled):
             lost = -found.reserved % self._account.sampler.steps_per_epoch

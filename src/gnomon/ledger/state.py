@@ -10,11 +10,14 @@ from typing import Any
 from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.accounting.adjacency import Adjacency, checked
-from gnomon.ledger.identity import Identity
+from gnomon.ledger.identity import SKETCH, Identity, is_name
 from gnomon.ledger.store import Entry, Head, LedgerError
 
 TOKEN = re.compile(r" \([0-9a-f]{12}\)$")
 """What tells the runs of federations apart at the end of a label; of no use to people."""
+
+KEY = "key"
+"""Where an entry has the hash of the ledger's key beside what it says."""
 
 RECORD = "one record"
 """The usual privacy unit."""
@@ -77,20 +80,33 @@ class State:
     datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
     budgets: dict[tuple[str, str], Budget] = field(default_factory=dict)
     runs: dict[str, LedgerRun] = field(default_factory=dict)
+    key: str | None = None
+    """What the entries say of the key; None in a ledger of an earlier version, until the next entry."""
 
     def add(self, entry: Entry) -> None:
         """Take one more entry into account; an error if it makes no sense."""
+        content = dict(entry.content)
+        key = content.pop(KEY, None)
         try:
-            getattr(self, f"_{entry.kind}")(entry.time, **entry.content)
+            getattr(self, f"_{entry.kind}")(entry.time, **content)
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise LedgerError(
                 f"entry {entry.number} ({entry.kind}) of the ledger makes no sense ({error}): it was written by a "
                 "newer version or by something else"
             ) from error
         self.head = Head(entry.number, entry.hash)
+        self.key = key if self.key is None else self.key  # the first one counts
 
-    def _dataset(self, time: str, id: str, name: str, sketch: list[str], joins: list[str]) -> None:
-        self.datasets[id] = {"name": name, "sketch": frozenset(sketch), "joins": joins}
+    def _dataset(
+        self, time: str, id: str, name: str, sketch: list[str], joins: list[str], records: int | None = None
+    ) -> None:
+        if records is None and len(sketch) < SKETCH:  # an entry of an earlier version: there are as many distinct ones
+            records = len(sketch) or None
+        self.datasets[id] = {"name": name, "sketch": frozenset(sketch), "joins": joins, "records": records}
+
+    def _again(self, time: str, dataset: str) -> None:
+        if dataset not in self.datasets:
+            raise KeyError(dataset)
 
     def _budget(self, time: str, dataset: str, unit: str, **values: Any) -> None:
         for member in self.family(dataset):
@@ -120,6 +136,16 @@ class State:
         if identity.mark in self.datasets:
             return [identity.mark]
         return [one for one, about in self.datasets.items() if about["sketch"] & identity.sketch]
+
+    def resembling(self, identity: Identity) -> list[str]:
+        """The data sets that records which were never seen may be a changed copy of: as many, or known by name."""
+        if not identity.sketch or self.matches(identity):
+            return []
+        return [one for one, about in self.datasets.items() if is_name(one) or about["records"] == identity.records]
+
+    def named_budgets(self) -> list[str]:
+        """The data sets known by name that have a budget."""
+        return list(dict.fromkeys(dataset for dataset, _ in self.budgets if is_name(dataset)))
 
     def family(self, dataset: str) -> set[str]:
         """The data sets that share records with this one, directly or through others, itself included."""

@@ -1,7 +1,8 @@
 """The file of a ledger: rows that are only ever added, each bound to the one before by its hash.
 
 SQLite with a write-ahead log and `synchronous = FULL`: a row that was added survives a kill at any moment and a
-power cut. The hashes show edits and gaps. That the last rows were cut off shows only beside a head that was kept
+power cut. The hashes show edits and gaps, and an edited key: the first row commits to it (in a ledger of an earlier
+version, the next row that is added). That the last rows were cut off shows only beside a head that was kept
 elsewhere; checkpoints and statements keep one.
 """
 
@@ -173,6 +174,9 @@ class Rows:
         if not {"id", "key"} <= set(self.about):
             raise LedgerError(f"{path} is not a ledger of gnomon: name another file")
         self.start = Head(0, hashlib.sha256(f"gnomon ledger {self.about['id']}".encode()).hexdigest())
+        key = f"gnomon ledger key {self.about['id']} {self.about['key']}"
+        self.commitment = hashlib.sha256(key.encode()).hexdigest()
+        """What a row says of the key: it binds the key to the chain of hashes, and does not give it away."""
 
     def since(self, head: Head) -> list[Entry]:
         """The rows after a head, checked link by link; an error if the head is not there or a link is broken."""

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from gnomon import __version__
 from gnomon.accounting import digits
+from gnomon.ledger.identity import is_name
 from gnomon.report.claim import claims, doubts
 from gnomon.report.comparison import comparison_pictures
 from gnomon.report.diagnostics import diagnostic_pictures
@@ -27,6 +28,7 @@ from gnomon.report.words import neighbours, noun, promise
 from gnomon.run_folder import PICTURES, clear_folder
 from gnomon.stated import recomputed
 from gnomon.store import made_with, made_words
+from gnomon.training.statement import HOLDERS_TOTAL
 from gnomon.validate import SettingError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -186,6 +188,8 @@ def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
 def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]]:
     if not ledger:
         return []
+    if not is_name(str(ledger.get("dataset"))):  # also of an earlier version, which stated the total of any data set
+        return [("epsilon of all runs together", HOLDERS_TOTAL)]
     spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
     terms = ([] if delta is None else [f"delta = {delta:g}"]) + ([ledger["adjacency"]] if "adjacency" in ledger else [])
     said = [

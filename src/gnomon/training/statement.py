@@ -27,6 +27,11 @@ NOT_COVERED = (
 
 DECLARED = "declared, not counted"
 
+HOLDERS_TOTAL = (
+    "for the data holder: `gnomon ledger show`. The data set was recognised by its records, and one record could "
+    "decide the total; with a declared name (--data-id) it is stated here"
+)
+
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -57,7 +62,7 @@ class Statement:
     guarantee: bool
     caveats: tuple[str, ...]
     ledger: dict[str, Any] | None = None
-    """What all runs on these data have cost together, and the last entry of the ledger that says so."""
+    """The run's place in the ledger, and for a data set that was declared by name what all runs on it have cost."""
     not_covered: tuple[str, ...] = NOT_COVERED
     divisor: str = DECLARED
     """Where the divisor comes from."""
@@ -150,13 +155,18 @@ class Statement:
     def _ledger_lines(self) -> list[str]:
         if self.ledger is None:
             return ["  all runs on the data  not known: this run is in no ledger"]
+        entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
+        if "epsilon" not in self.ledger:
+            return [
+                f"  all runs on the data  {HOLDERS_TOTAL}",
+                f"  ledger                {entered}head {self.ledger['head']}",
+            ]
         value = digits(self.ledger["epsilon"])
         runs, steps = counted(self.ledger["runs"], "run"), counted(self.ledger["steps"], "step")
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:.15g} at delta = {budget['delta']:g}"
         if budget is not None and budget.get("declared"):
             allowed += ", both if all settings were fixed before the first result was seen"
-        entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
         entered += f"data set {self.ledger['dataset']}, " if self.ledger.get("dataset") else ""
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
@@ -201,10 +211,17 @@ def ledger_caveats(spending: Spending) -> list[str]:
 def ledger_note(spending: Spending, delta: float) -> dict[str, Any] | None:
     """What a statement says about the ledger, as plain values; None without one.
 
+    Totals over runs only for a data set that was declared by name. Which other runs share records with this one, by
+    content, can hang on one record, and a statement is handed on; so can the id of the data set.
+
     >>> from gnomon.accounting import Account, Poisson
     >>> ledger_note(Spending(None, Account(Poisson(0.1), 1.0), steps=10), 1e-5) is None
     True
     """
+    if spending.ledger is None:
+        return None
+    if not spending.named:
+        return {"run": spending.run, "head": str(spending.head())} if spending.recognised else None
     total = spending.total(delta)
     if total is None:
         return None
