@@ -26,9 +26,10 @@ from gnomon.updates import Dense, Updates, gradients
 class NoClipping(Door):
     """Every sample counts in full."""
 
-    def admit(self, updates, rule):
+    def admit(self, updates, rule, counts=None):
         weights = torch.ones(len(updates), 1, dtype=torch.float64)
         weights[~torch.isfinite(updates.norms())] = 0
+        weights *= 1.0 if counts is None else counts[:, None]
         if len(updates):
             for name, part in updates.weighted_sum(weights.squeeze(1)).items():
                 self._sum[name] = self._sum[name] + part if name in self._sum else part
@@ -121,9 +122,9 @@ class NoNoiseOnEmptyBatches(Door):
 
     came = 0
 
-    def admit(self, updates, rule):
-        self.came += len(updates)
-        return super().admit(updates, rule)
+    def admit(self, updates, rule, counts=None):
+        self.came += int(counts.sum())
+        return super().admit(updates, rule, counts)
 
     def release(self):
         if not self.came:
@@ -153,9 +154,9 @@ class NoiseDividedUnderAccumulation(Door):
 
     batches = 0
 
-    def admit(self, updates, rule):
+    def admit(self, updates, rule, counts=None):
         self.batches += 1
-        return super().admit(updates, rule)
+        return super().admit(updates, rule, counts)
 
     def release(self):
         self.noise_multiplier /= max(1, self.batches)
@@ -167,12 +168,13 @@ class WeightsOfTheFirstBatch(Door):
 
     first: Tensor | None = None
 
-    def admit(self, updates, rule):
+    def admit(self, updates, rule, counts=None):
         if self.first is None:
-            admitted = super().admit(updates, rule)
+            admitted = super().admit(updates, rule, counts)
             self.first = admitted.weights
             return admitted
         weights = self.first[torch.arange(len(updates)) % max(1, len(self.first))]
+        weights = weights if counts is None else weights * counts[:, None]
         for name, part in updates.weighted_sum(weights if weights.shape[1] > 1 else weights.squeeze(1)).items():
             self._sum[name] += part
         return Admitted(weights, updates.norms_by_parameter())
@@ -181,9 +183,9 @@ class WeightsOfTheFirstBatch(Door):
 class NonFiniteCounts(Door):
     """A sample whose update is not finite has a weight all the same."""
 
-    def admit(self, updates, rule):
-        admitted = super().admit(updates, rule)
-        broken = (~torch.isfinite(updates.norms())).nonzero().flatten()
+    def admit(self, updates, rule, counts=None):
+        admitted = super().admit(updates, rule, counts)
+        broken = (~torch.isfinite(updates.norms()) & counts).nonzero().flatten()
         if len(broken):
             for name, part in updates.select(broken).weighted_sum(torch.ones(len(broken))).items():
                 self._sum[name] = self._sum[name] + part
@@ -193,9 +195,9 @@ class NonFiniteCounts(Door):
 class NonFiniteRepaired(Door):
     """Numbers that are not finite become finite ones, and the sample counts."""
 
-    def admit(self, updates, rule):
+    def admit(self, updates, rule, counts=None):
         repaired = {name: Dense(torch.nan_to_num(leaf.dense())) for name, leaf in updates.leaves.items()}
-        return super().admit(Updates(repaired, updates.losses), rule)
+        return super().admit(Updates(repaired, updates.losses), rule, counts)
 
 
 class OneKey(SecureNoise):

@@ -90,7 +90,7 @@ def test_no_server_can_ask_whether_a_record_is_here_by_calling_it_public(method,
 def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_path, monkeypatch):
     """Weights for which the check breaks on one record would tell whether it is here, without any noise."""
     seen = []
-    monkeypatch.setattr("gnomon.training.entrance.refuse_dependence", lambda *given: seen.append(given[3]))
+    monkeypatch.setattr("gnomon.training.entrance.refuse_dependence", lambda *given, **_: seen.append(given[3]))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
     answer(CONFIG, SITES, "north", own, tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
     here = set(map(tuple, source.train.inputs[100:400].flatten(1).tolist()))

@@ -34,7 +34,7 @@ def composed(accounts: Sequence[Account], delta: float, adjacency: str | None = 
     >>> one, two = Account(Poisson(0.025), 10.0), Account(Poisson(0.05), 12.0)
     >>> one.charge(3200); two.charge(800)
     >>> composed([one, two], 1e-5)
-    epsilon = 0.666 at delta = 1e-05 (add-remove, 2 settings, PLD)
+    epsilon = 0.667 at delta = 1e-05 (add-remove, 2 settings, PLD)
     """
     joint = Joint.of(accounts, delta, adjacency)
     if len(joint.runs) == 1:
@@ -69,7 +69,7 @@ def filtered(accounts: Sequence[Account], delta: float, adjacency: str | None = 
     >>> one, two = Account(Poisson(0.025), 10.0), Account(Poisson(0.05), 12.0)
     >>> one.charge(3200); two.charge(800)
     >>> filtered([one, two], 1e-5)
-    epsilon = 0.730 at delta = 1e-05 (add-remove, 2 settings, RDP filter)
+    epsilon = 0.731 at delta = 1e-05 (add-remove, 2 settings, RDP filter)
     """
     joint = Joint.of(accounts, delta, adjacency)
     if joint.fixed:

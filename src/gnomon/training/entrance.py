@@ -21,6 +21,7 @@ from gnomon.training.refusals import refuse_batch_norm, refuse_distributed, refu
 from gnomon.updates import Loss
 from gnomon.updates.forward import DoesNotFit
 from gnomon.updates.gradients import batch_size
+from gnomon.updates.snapshot import untouched
 from gnomon.updates.trees import take_rows, tensors
 
 
@@ -139,11 +140,12 @@ class Entrance:
         shape = _shape((inputs, targets))
         if shape in self._shapes or batch_size(inputs) < 2:
             return
-        if not self._collated:
-            some = take_rows((inputs, targets), slice(FEW))
-            self.check(method, loss, some[0], some[1], name="batch")
-            self._collated = True
-        refuse_padding(self.model, loss, method.update, inputs, targets)
+        with untouched(self.model, parameters=True, loss=loss):  # no cache stays filled from records of a step
+            if not self._collated:
+                some = take_rows((inputs, targets), slice(FEW))
+                self.check(method, loss, some[0], some[1], name="batch")
+                self._collated = True
+            refuse_padding(self.model, loss, method.update, inputs, targets)
         self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:
