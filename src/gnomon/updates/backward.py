@@ -18,6 +18,9 @@ from gnomon.updates.losses import Loss, checked, per_sample
 from gnomon.updates.recorder import Mark, Memo, NeedsCopies, OtherPath, Own, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
+ROUNDS_COARSELY = 1e-30
+"""A gradient this short may have passed numbers below the smallest normal one of float32, which lose their digits."""
+
 
 def backward(
     model: nn.Module,
@@ -188,7 +191,9 @@ def _refuse_other_order(
             rows, grown = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
             own = torch.linalg.vector_norm(rows, dim=1)
             apart = torch.linalg.vector_norm(grown - factors.double()[:, None] * rows, dim=1)
-            if bool((apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum()).any()):
+            # a row that the factor takes out of the range of its format, or that rounds by whole factors, says nothing
+            usable = apart.isfinite() & (own > ROUNDS_COARSELY)
+            if bool((usable & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())).any()):
                 raise ValueError(
                     f"module '{mark.key[0]}' has the samples of a batch in another order than the losses, so nobody "
                     "could tell whose update is whose: let the model keep the order of its inputs (sort records "
