@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gnomon.updates.fallback import vmapped
-from gnomon.updates.graph import may_reorder, node, parameters_used
+from gnomon.updates.graph import may_reorder, node, parameters_used, straighten
 from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
@@ -56,6 +56,7 @@ def backward(
         edges = [edge for mark in marks for edge in mark.edges] + [get_gradient_edge(out) for out in carried]
         grads: list[Tensor | None] = [None] * len(edges)
         if losses.requires_grad and edges:
+            straighten([node(losses)])
             doubtful = size > 1 and may_reorder(map(node, carried))
             grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=doubtful))
             if doubtful:
@@ -180,25 +181,40 @@ def _refuse_other_order(
     found: Layout, marks: list[Mark], grads: Sequence[Tensor | None], scaled: Sequence[Tensor | None], factors: Tensor
 ) -> None:
     """A sample's row in a layer must be that of its loss: with losses times a factor each, it grows by its own."""
+    pairs: list[tuple[str, int, Tensor, Tensor]] = []
     place = 0
     for mark in marks:
-        dims = found.batch[mark.key][len(mark.inputs) :]
-        for dim in dims:
+        for dim in found.batch[mark.key][len(mark.inputs) :]:
             one, other = grads[place], scaled[place]
             place += 1
-            if one is None or other is None or dim is None:
-                continue
-            rows, grown = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
-            own = torch.linalg.vector_norm(rows, dim=1)
-            apart = torch.linalg.vector_norm(grown - factors.double()[:, None] * rows, dim=1)
-            # a row that the factor takes out of the range of its format, or that rounds by whole factors, says nothing
-            usable = apart.isfinite() & (own > ROUNDS_COARSELY)
-            if bool((usable & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())).any()):
-                raise ValueError(
-                    f"module '{mark.key[0]}' has the samples of a batch in another order than the losses, so nobody "
-                    "could tell whose update is whose: let the model keep the order of its inputs (sort records "
-                    "beforehand, or give padded sequences)"
-                )
+            if one is not None and other is not None and dim is not None:
+                pairs.append((mark.key[0], one.shape[dim], one.movedim(dim, 0), other.movedim(dim, 0)))
+    own = [torch.linalg.vector_norm(one.reshape(size, -1), dim=1, dtype=torch.float64) for _, size, one, _ in pairs]
+    longest = max((float(norms[norms.isfinite()].sum()) for norms in own), default=0.0)
+    for (where, size, *both), norms in zip(pairs, own, strict=True):
+        rows, grown = (grad.reshape(size, -1).double() for grad in both)
+        rounding = torch.finfo(both[0].dtype).eps * longest
+        if bool(_grown_otherwise(rows, grown, norms, factors.double(), rounding).any()):
+            raise ValueError(
+                f"module '{where}' has the samples of a batch in another order than the losses, so nobody "
+                "could tell whose update is whose: let the model keep the order of its inputs (sort records "
+                "beforehand, or give padded sequences)"
+            )
+
+
+def _grown_otherwise(rows: Tensor, grown: Tensor, own: Tensor, factors: Tensor, rounding: float) -> Tensor:
+    """Which rows have grown by something else than their factors, (B,).
+
+    Not those that have left the range of the format or lost their digits. `rounding` is that of the longest gradients
+    of any layer: what is hardly longer may be nothing else, where larger terms cancelled, and counts only if it has
+    grown by the factor of another sample.
+    """
+    apart = torch.linalg.vector_norm(grown - factors[:, None] * rows, dim=1)
+    otherwise = apart.isfinite() & (own > ROUNDS_COARSELY) & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())
+    ratio = (grown * rows).sum(1) / own.square()
+    straight = torch.linalg.vector_norm(grown - ratio[:, None] * rows, dim=1) < 0.005 * own
+    of_another = straight & ((ratio[:, None] - factors).abs() < 0.005).any(1)
+    return otherwise & ((own > 100 * rounding) | ((own > 4 * rounding) & of_another))
 
 
 def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
