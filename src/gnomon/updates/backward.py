@@ -21,6 +21,9 @@ from gnomon.updates.trees import call, differentiable, tensors
 ROUNDS_COARSELY = 1e-30
 """A gradient this short may have passed numbers below the smallest normal one of float32, which lose their digits."""
 
+MAGNIFIED = 3e4
+"""Gradients with so many times the rounding of the longest ones are told from it to a few hundredths."""
+
 
 def backward(
     model: nn.Module,
@@ -206,15 +209,15 @@ def _grown_otherwise(rows: Tensor, grown: Tensor, own: Tensor, factors: Tensor, 
     """Which rows have grown by something else than their factors, (B,).
 
     Not those that have left the range of the format or lost their digits. `rounding` is that of the longest gradients
-    of any layer: what is hardly longer may be nothing else, where larger terms cancelled, and counts only if it has
-    grown by the factor of another sample.
+    of any layer, which a norm of nearly equal numbers (a blank picture) magnifies a few hundred times: a row that may
+    be made of it counts only if it has grown by the factor of another sample.
     """
     apart = torch.linalg.vector_norm(grown - factors[:, None] * rows, dim=1)
     otherwise = apart.isfinite() & (own > ROUNDS_COARSELY) & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())
     ratio = (grown * rows).sum(1) / own.square()
     straight = torch.linalg.vector_norm(grown - ratio[:, None] * rows, dim=1) < 0.005 * own
     of_another = straight & ((ratio[:, None] - factors).abs() < 0.005).any(1)
-    return otherwise & ((own > 100 * rounding) | ((own > 4 * rounding) & of_another))
+    return otherwise & ((own > MAGNIFIED * rounding) | ((own > 4 * rounding) & of_another))
 
 
 def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
