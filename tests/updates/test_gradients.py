@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import permutations
+
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from gnomon.updates import gradients
+from gnomon.updates import gradients, local_sgd
+from gnomon.updates.graph import node, straighten
 
 from .zoo import CASES, B, loop, squares
 
@@ -88,3 +94,69 @@ def test_the_model_is_left_as_it_was(name):
         assert p.grad is None
         assert not vars(p)
         assert not p._backward_hooks
+
+
+class Shared(nn.Module):
+    """A module with two names, whose weight is read outside of it as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.again = nn.ModuleList([self.table])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x).tanh() @ self.again[0].weight.T
+
+
+@pytest.mark.parametrize("update", [gradients, partial(local_sgd, steps=2, lr=0.1)])
+def test_a_parameter_whose_module_has_two_names_stays_in_its_place(update):
+    model, tokens = Shared(), torch.randint(0, 5, (3, 2))
+    before = model.table.weight
+    first = update(model, squares, tokens, None).dense()
+    assert model.table.weight is model.again[0].weight is before
+    assert torch.equal(update(model, squares, tokens, None).dense(), first)
+
+
+def instances() -> nn.Module:
+    layers = (nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, affine=True), nn.Softplus(), nn.Conv2d(2, 2, 1), nn.Tanh())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("update", [gradients, partial(local_sgd, steps=3, lr=0.1)])
+def test_a_broken_record_does_not_reach_others_through_instance_normalisation(update):
+    torch.manual_seed(0)
+    model, x = instances(), torch.randn(4, 1, 3, 4)
+    alone = update(model, squares, x[:2], None).dense()
+    x[2:] = torch.nan
+    torch.testing.assert_close(update(model, squares, x, None).dense()[:2], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_instance_normalisation_is_right_whatever_the_order_of_a_gradient_in_memory():
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 1, 2, dtype=torch.float64, requires_grad=True)
+    mean, variance = x.mean((2, 3), keepdim=True), x.var((2, 3), unbiased=False, keepdim=True)
+    by_hand = (x - mean) / (variance + 1e-5).sqrt()
+    for order in permutations(range(4)):
+        back = [order.index(dim) for dim in range(4)]
+        slope = torch.randn([x.shape[dim] for dim in order], dtype=torch.float64).permute(back)
+        output = F.instance_norm(x)
+        straighten([node(output)])
+        (found,) = torch.autograd.grad(output, x, slope)
+        (expected,) = torch.autograd.grad(by_hand, x, slope, retain_graph=True)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+class Turned(nn.Module):
+    """Positions by an index, so that the order of the samples is looked at."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.arange(x.shape[1] - 1, -1, -1)]
+
+
+def test_rounding_is_not_taken_for_another_order_of_the_samples():
+    """A norm of two numbers gives 1 and -1 whatever they are: what comes back is rounding."""
+    torch.manual_seed(0)
+    for _ in range(50):
+        layers = (nn.Embedding(7, 2), nn.Linear(2, 2), nn.LayerNorm(2, elementwise_affine=False), nn.Linear(2, 9))
+        model = nn.Sequential(*layers, nn.Sigmoid(), Turned(), nn.Linear(9, 3))
+        assert len(gradients(model, squares, torch.randint(0, 7, (6, 5)), None)) == 6

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gnomon.updates.fallback import vmapped
-from gnomon.updates.graph import may_reorder, node, parameters_used
+from gnomon.updates.graph import may_reorder, node, parameters_used, straighten
 from gnomon.updates.layout import Layout, forget, layout, used_outside
 from gnomon.updates.leaves import Leaf, Zero, add
 from gnomon.updates.losses import Loss, checked, per_sample
@@ -56,6 +56,7 @@ def backward(
         edges = [edge for mark in marks for edge in mark.edges] + [get_gradient_edge(out) for out in carried]
         grads: list[Tensor | None] = [None] * len(edges)
         if losses.requires_grad and edges:
+            straighten([node(losses)])
             doubtful = size > 1 and may_reorder(map(node, carried))
             grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=doubtful))
             if doubtful:
@@ -186,8 +187,7 @@ def _refuse_other_order(
     """A sample's row in a layer must be that of its loss: with losses times a factor each, it shrinks by its own."""
     place = 0
     for mark in marks:
-        dims = found.batch[mark.key][len(mark.inputs) :]
-        for dim in dims:
+        for dim in found.batch[mark.key][len(mark.inputs) :]:
             one, other = grads[place], scaled[place]
             place += 1
             if one is None or other is None or dim is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -42,14 +42,13 @@ def vmapped(
     each sample has parameters of its own.
     """
     values, (flat, structure, places) = _values(module, parameters, drift), _taken_apart(call)
+    run = with_values(module) if every_use else partial(functional_call, module, tie_weights=False)
 
     def one(values: dict[str, Tensor], samples: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
         args, kwargs = _put_together(flat, structure, places, samples, inputs)
 
         def forward(values: dict[str, Tensor]) -> list[Tensor]:
-            out = differentiable_like(
-                functional_call(module, values, args, kwargs, tie_weights=every_use), len(outputs)
-            )
+            out = differentiable_like(run(values, args, kwargs), len(outputs))
             return [o if d is None else o.squeeze(d) for o, d in zip(out, outputs, strict=True)]
 
         return vjp(forward, values)[1](cotangents)[0]
@@ -59,6 +58,32 @@ def vmapped(
         values = {name: value.detach() for name, value in values.items()}
         per_sample = mapped(values, [flat[place].detach() for place in places], list(grads))
     return {parameters[name]: Dense(value) for name, value in per_sample.items()}
+
+
+def with_values(module: nn.Module) -> Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]:
+    """Call a module with other values for some parameters, wherever each of them stands in it.
+
+    `torch.func.functional_call` does that too, but does not put a parameter back whose module has two names: it
+    counts both as places, and takes the value that it put in for the one that was there.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> model = nn.Sequential(layer, layer)
+    >>> with_values(model)({"0.weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),), {})
+    tensor([[9.]])
+    >>> isinstance(layer.weight, nn.Parameter)
+    True
+    """
+    places: dict[int, list[str]] = {}
+    for prefix, part in module.named_modules():  # each module once, whatever names it has
+        for name, p in part.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
+    every = {name: places[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+
+    def call(values: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        spread = {place: value for name, value in values.items() for place in every[name]}
+        return functional_call(module, spread, args, kwargs, tie_weights=False)
+
+    return call
 
 
 def drifted(

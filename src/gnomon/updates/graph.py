@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
@@ -25,17 +25,50 @@ def may_reorder(starts: Iterable[Node]) -> bool:
     >>> may_reorder([node(2 * x)]), may_reorder([node(x[torch.tensor([2, 0, 1])])])
     (False, True)
     """
+    return any(current.name().startswith(REORDERS) for current in reachable(starts))
+
+
+MISREADS = ("NativeBatchNormBackward",)
+"""Beginnings of the names of backward functions that read a gradient wrongly unless it is contiguous."""
+
+
+def straighten(starts: Iterable[Node]) -> None:
+    """Give every backward function the gradients that it would have with contiguous memory.
+
+    On the CPU (torch 2.13 and before) batch normalisation takes wrong elements of a gradient whose memory is in
+    another order. Instance normalisation is made of it, with the channels of all samples side by side, so that one
+    sample's gradient would reach another sample's update.
+
+    >>> import torch
+    >>> x = torch.ones(2, 3, 4, requires_grad=True)
+    >>> straighten([node(torch.nn.functional.instance_norm(x))])
+    """
+    for current in reachable(starts):
+        if current.name().startswith(MISREADS):
+            current.register_prehook(_contiguous)
+
+
+def _contiguous(grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(grad if grad is None else grad.contiguous() for grad in grads)
+
+
+def reachable(starts: Iterable[Node]) -> Iterator[Node]:
+    """The nodes on the way back from some nodes, each once, these included.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> [one.name() for one in reachable([node(2 * x)])]
+    ['MulBackward0', 'torch::autograd::AccumulateGrad']
+    """
     waiting = list(starts)
     seen = set(waiting)
     while waiting:
         current = waiting.pop()
-        if current.name().startswith(REORDERS):
-            return True
+        yield current
         for following, _ in current.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return False
 
 
 def parameters_used(

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.backward import backward, trainable_parameters
 from gnomon.updates.drift import LocalDescent, descend
 from gnomon.updates.exact import exact_products
-from gnomon.updates.fallback import explained
+from gnomon.updates.fallback import explained, with_values
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.leaves import Dense, Leaf
 from gnomon.updates.losses import Loss, checked, per_sample
@@ -66,13 +66,13 @@ def by_copies(
 ) -> dict[str, Leaf]:
     """The same with a copy of the trainable parameters for each sample, for models that no rule can follow."""
     start = {name: p.detach() for name, p in trainable_parameters(model).items()}
-    criterion = per_sample(loss)
+    criterion, run = per_sample(loss), with_values(model)
 
     def of_one(values: dict[str, Tensor], record: Any) -> Tensor:
         alone, target = pytree.tree_map_only(Tensor, lambda t: t[None], record)
         args = (alone,) if isinstance(alone, Tensor) else (() if isinstance(alone, dict) else tuple(alone))
         kwargs = alone if isinstance(alone, dict) else {}
-        return checked(criterion(functional_call(model, values, args, kwargs), target), 1)[0]
+        return checked(criterion(run(values, args, kwargs), target), 1)[0]
 
     def displacement(record: Any) -> dict[str, Tensor]:
         moved = {name: torch.zeros_like(value) for name, value in start.items()}

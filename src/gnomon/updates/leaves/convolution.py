@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gnomon.updates.leaves.factored import Factored
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies
 
 
 class Convolution(Leaf):
@@ -81,14 +82,17 @@ class Convolution(Leaf):
         return found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
 
     def square_norms(self) -> Tensor:
-        return torch.cat([self.factored(part).square_norms() for part in self._parts()])
+        return self._measured[0]
 
     def square_ceilings(self) -> Tensor:
-        """Each input cell is in at most as many windows as the kernel has cells."""
-        size = len(self)
-        a = row_square_norms(self.inputs.reshape(size, self.inputs.shape[1:].numel()))
-        b = row_square_norms(self.outputs.reshape(size, self.outputs.shape[1:].numel()))
-        return a * b * self.shape[2:].numel()
+        """Those of a linear layer on the windows: a cell that no window reaches counts for nothing."""
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Square norms and their ceilings."""
+        squares, ceilings = zip(*(self.factored(part).measured for part in self._parts()), strict=True)
+        return torch.cat(squares), torch.cat(ceilings)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if amplifies(self.inputs):

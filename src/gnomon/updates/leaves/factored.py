@@ -59,14 +59,14 @@ class Factored(Leaf):
         return total.reshape(self.shape)
 
     def square_norms(self) -> Tensor:
-        return self._measured[0]
+        return self.measured[0]
 
     def square_ceilings(self) -> Tensor:
         """`|A_i|^2 |B_i|^2`, by Cauchy and Schwarz."""
-        return self._measured[1]
+        return self.measured[1]
 
     @cached_property
-    def _measured(self) -> tuple[Tensor, Tensor]:
+    def measured(self) -> tuple[Tensor, Tensor]:
         """Square norms and their ceilings."""
         if self.length > 1 and self.ghost_is_cheaper():
             square, ceiling = self._ghost()
@@ -78,10 +78,10 @@ class Factored(Leaf):
         return (ceiling if self.length == 1 else super().square_norms()), ceiling  # |b a^T| = |a| |b|
 
     def _ghost(self) -> tuple[Tensor, Tensor]:
-        """`sum (A_i A_i^T) * (B_i B_i^T)`, not a number where float32 would over- or underflow; ceilings."""
+        """`sum (A_i A_i^T) * (B_i B_i^T)` and ceilings; in float64 where squares leave the range of float32."""
         size, groups, length, _ = self.inputs.shape
         square = self.like.new_zeros(size, dtype=torch.float64)
-        ceiling = torch.zeros_like(square)
+        ceiling, usable = torch.zeros_like(square), torch.ones_like(square, dtype=torch.bool)
         step = max(1, CHUNK_BYTES // max(1, groups * length * length * self.like.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
@@ -89,12 +89,11 @@ class Factored(Leaf):
             b = self.outputs[part] @ self.outputs[part].mT
             trace_a, trace_b = (x.diagonal(0, 2, 3).sum(2, dtype=torch.float64) for x in (a, b))
             ceiling[part] = (trace_a * trace_b).sum(1)
-            sums = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
-            square[part] = torch.where(_in_range(trace_a) & _in_range(trace_b), sums, torch.nan)
-            if bool(square[part].isnan().any()):  # exact ceilings, where squares left float32
-                exact_a, exact_b = self.inputs[part].double(), self.outputs[part].double()
-                norms = (exact_a.square().sum((2, 3)), exact_b.square().sum((2, 3)))
-                ceiling[part] = (norms[0] * norms[1]).sum(1)
+            square[part] = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
+            usable[part] = _in_range(trace_a) & _in_range(trace_b)
+        if self.like.dtype is not torch.float64 and not bool(usable.all()):
+            index = (~usable).nonzero().squeeze(1)
+            square[index], ceiling[index] = self.select(index).double()._ghost()
         return square, ceiling
 
     def ghost_is_cheaper(self) -> bool:
@@ -145,6 +144,9 @@ class Factored(Leaf):
     def times(self, x: Tensor) -> Tensor:
         if self.inputs.shape[1] > 1:
             return super().times(x)
+        if any(amplifies(factor) for factor in (x, self.inputs, self.outputs)):  # a product could leave float32 midway
+            exact = self.double()
+            return ((x.double() @ exact.inputs[:, 0].mT) @ exact.outputs[:, 0]).to(x.dtype)
         return (x @ self.inputs[:, 0].mT) @ self.outputs[:, 0]
 
     def rows_at(self, index: Tensor) -> Tensor:
@@ -158,19 +160,25 @@ class Factored(Leaf):
 
 
 def _in_range(traces: Tensor) -> Tensor:
-    """Whether a sample's sums of squares (B, H) neither vanish nor overflow in float32, (B,)."""
-    return ((traces == 0) | ((traces > 1e-24) & (traces < 1e15))).all(1)
+    """Whether products of a sample's sums of squares (B, H) stay in the range of float32, (B,).
+
+    A sum of zero is outside: in float32 it may be one of squares that vanished.
+    """
+    return ((traces > 1e-18) & (traces < 1e18)).all(1)
 
 
 def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor:
-    """Square norms from signed terms, computed again in float64 where the terms nearly cancelled.
+    """Square norms from signed terms, computed again in float64 where the terms nearly cancelled or overflowed.
 
     Guarantee: the relative error of a finite result stays near 1e-4 or below also when large terms of
-    opposite sign leave a small norm, so clipping cannot be fooled by rounding.
+    opposite sign leave a small norm, so clipping cannot be fooled by rounding. An update has a finite norm if its
+    ceiling is finite, whatever `square` is, and none if its ceiling is not.
     """
     limit = 1e4 * torch.finfo(leaf.like.dtype).eps
-    doubtful = ~(square > limit * ceiling) & (ceiling > 0) & torch.isfinite(ceiling)
+    plausible = (square > limit * ceiling) & (square < (1 + limit) * ceiling)
+    doubtful = ~plausible & (ceiling > 0) & torch.isfinite(ceiling)
     if bool(doubtful.any()):
         index = doubtful.nonzero().squeeze(1)
         square[index] = Leaf.square_norms(leaf.select(index).double())
-    return torch.where(torch.isfinite(ceiling), square.clamp_min_(0), ceiling)
+    square = torch.where(ceiling > 0, square.clamp_min(0), 0)  # zero times anything finite
+    return torch.where(torch.isfinite(ceiling), square, ceiling)

@@ -61,7 +61,7 @@ class Indexed(Leaf):
         ceiling = square.clone()
         ceiling[twice] = lengths[twice].sum(1).square_()
         some = self.select(twice)
-        square[twice] = exact_where_cancelled(some, some._paired(), ceiling[twice])
+        square[twice] = exact_where_cancelled(some, some._paired(lengths[twice].amax(1)), ceiling[twice])
         return square, ceiling
 
     def _repeated(self, lengths: Tensor) -> Tensor:
@@ -70,7 +70,8 @@ class Indexed(Leaf):
         places = torch.where(lengths == 0, spare, self.index).sort(1).values
         return (places[:, 1:] == places[:, :-1]).any(1)
 
-    def _paired(self) -> Tensor:
+    def _paired(self, longest: Tensor) -> Tensor:
+        """Square norms over all pairs of positions, in float64 where squares of the longest leave float32."""
         size, length = self.index.shape
         square = self.values.new_zeros(size, dtype=torch.float64)
         step = max(1, CHUNK_BYTES // max(1, length * length * self.values.element_size()))
@@ -79,6 +80,10 @@ class Indexed(Leaf):
             same = self.index[part, :, None] == self.index[part, None, :]
             dots = self.values[part] @ self.values[part].mT
             square[part] = torch.where(same, dots, 0).flatten(1).sum(1, dtype=torch.float64)
+        outside = ~((longest > 1e-15) & (longest < 1e15))
+        if self.values.dtype is not torch.float64 and bool(outside.any()):
+            index = outside.nonzero().squeeze(1)
+            square[index] = self.select(index).double()._paired(longest[index])
         return square
 
     def gram(self, other: Leaf) -> Tensor:

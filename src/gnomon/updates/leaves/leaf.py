@@ -128,7 +128,7 @@ def amplifies(inputs: Tensor) -> bool:
     """
     if inputs.dtype not in (torch.float32, torch.bfloat16) or not inputs.numel():
         return False
-    low, high = torch.aminmax(inputs)
+    low, high = torch.aminmax(inputs.detach())
     return not (float(low) > -HUGE and float(high) < HUGE)
 
 

@@ -8,6 +8,9 @@ from torch import Tensor
 from gnomon.updates.leaves.factored import Factored
 from gnomon.updates.leaves.leaf import Leaf
 
+LEAST_SHARE = 1e-30
+"""Below this part of a square norm, float32 may have lost some of what the mask leaves."""
+
 
 class Masked(Leaf):
     """Every sample's update times the same mask of zeros and ones, in the parameter's shape.
@@ -42,7 +45,12 @@ class Masked(Leaf):
         long_a, long_b = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in (a, b))
         a, b = (_unit(x, length).square().to(self.mask.dtype) for x, length in ((a, long_a), (b, long_b)))
         share = ((b @ self.mask) * a).sum(1, dtype=torch.float64)
-        return torch.where(torch.isfinite(long_a * long_b), share * (long_a * long_b).square(), torch.inf)
+        square = share * (long_a * long_b).square()
+        vanished = (share < LEAST_SHARE) & (long_a * long_b > 0)
+        if bool(vanished.any()):
+            index = vanished.nonzero().squeeze(1)
+            square[index] = Leaf.square_norms(self.select(index).double())
+        return torch.where(torch.isfinite(long_a * long_b), square, torch.inf)
 
     def square_ceilings(self) -> Tensor:
         return self.leaf.square_ceilings()
