@@ -209,15 +209,17 @@ def _grown_otherwise(rows: Tensor, grown: Tensor, own: Tensor, factors: Tensor, 
     """Which rows have grown by something else than their factors, (B,).
 
     Not those that have left the range of the format or lost their digits. `rounding` is that of the longest gradients
-    of any layer, which a norm of nearly equal numbers (a blank picture) magnifies a few hundred times: a row that may
-    be made of it counts only if it has grown by the factor of another sample.
+    of any layer, which a norm of nearly equal numbers (a blank picture) magnifies a few hundred times: rows that may
+    be made of it count only if all of them, two at least, have grown by the factors of other samples.
     """
     apart = torch.linalg.vector_norm(grown - factors[:, None] * rows, dim=1)
     otherwise = apart.isfinite() & (own > ROUNDS_COARSELY) & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())
     ratio = (grown * rows).sum(1) / own.square()
     straight = torch.linalg.vector_norm(grown - ratio[:, None] * rows, dim=1) < 0.005 * own
     of_another = straight & ((ratio[:, None] - factors).abs() < 0.005).any(1)
-    return otherwise & ((own > MAGNIFIED * rounding) | ((own > 4 * rounding) & of_another))
+    doubtful = otherwise & (own > 4 * rounding)
+    exchanged = bool(of_another[doubtful].all()) and int(doubtful.sum()) > 1
+    return doubtful if exchanged else doubtful & (own > MAGNIFIED * rounding)
 
 
 def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
