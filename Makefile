@@ -16,7 +16,7 @@ help:
 	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, compare methods, and write a report page"
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
 	@echo "make browser install headless Chromium (Debian, as root), in which make test opens the report pages; they are skipped without it"
-	@echo "make soak    200 kills, every planted bug in every method, 1000 audits of an honest step, a live federation killed (about an hour)"
+	@echo "make soak    200 kills, random models for an hour, every planted bug, 1000 audits of an honest step, a live federation killed (about two hours)"
 	@echo "make bench   step time and memory against plain SGD and Opacus"
 	@echo "make lint    format check and lint only"
 	@echo "make experiments  tables and figures of the papers, days; FAST=--fast for minutes each, EXPERIMENTS='a b' for some"
@@ -51,6 +51,7 @@ browser:
 soak: $(STAMP)
 	mkdir -p runs
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills 200 --report runs/soak.json
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --minutes 60
 	OMP_NUM_THREADS=1 GNOMON_SOAK=1 $(BIN)/python -m pytest -q -n 2 tests/audit tests/release tests/federated/test_deployment.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/audit_repetitions.py 1000
 

@@ -671,3 +671,17 @@ def test_products_are_exact_whatever_the_user_has_set():
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5])
+def test_samples_in_another_order_are_refused_also_where_their_gradients_are_short(scale):
+    """A layer whose gradients are far shorter than another's still shows whose they are."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort(descending=True)
+        return scale * self.first(x[order])[order.argsort()] + self.second(x)
+
+    torch.manual_seed(0)
+    model = model_of(forward, first=nn.Linear(4, 3), second=nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="another order than the losses"):
+        gradients(model, squares, torch.randn(B, 4), None)
