@@ -18,7 +18,7 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.accounting import FullBatch
 from gnomon.data import CsrRecords, Loader
-from gnomon.forms import FORMS
+from gnomon.methods.forms import FORMS
 from gnomon.losses import logistic
 from gnomon.methods import dp_comp_gd, dp_sgd
 from gnomon.models import SparseLinear

@@ -29,7 +29,7 @@ from gnomon import Trainer, evaluate
 from gnomon.accounting import FixedSize, FullBatch, Sampling
 from gnomon.constraints import L1Ball
 from gnomon.data import load
-from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.losses import hinge, logistic
 from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.release import SeededNoise

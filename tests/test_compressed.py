@@ -16,9 +16,9 @@ from gnomon.accounting.sketch import sketched_gaussian
 from gnomon.cli import main
 from gnomon.clipping import Flat
 from gnomon.constraints import L1Ball, L2Ball, NuclearBall
-from gnomon.forms import FORMS, LINEAR_SKETCH, PUBLISHED_WHOLE_BATCH_NORMALISER
 from gnomon.losses import LOSSES, hinge, huber, logistic
-from gnomon.methods import Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
+from gnomon.methods import ClipThenSketch, Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
+from gnomon.methods.forms import FORMS, LINEAR_SKETCH, PUBLISHED_WHOLE_BATCH_NORMALISER
 from gnomon.release import Door, SeededNoise
 from gnomon.steps import ConstrainedDescent
 from gnomon.subspaces import GaussianSketch, Growing, RandomMask
@@ -57,9 +57,9 @@ def released(form, rows, sum_of, bound=1.0, directions=20, seed=0, clip=None):
     """What a form makes of some gradients, without noise."""
     basis = SketchBasis({"weight": sum_of}, directions, seed, form.normalised)
     updates = Updates({"weight": Dense(rows)}, rows.new_zeros(len(rows)))
-    see = basis.see if form.project == "between" else None
+    see = form.route.sketch(basis)
     door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), see=see)
-    door.admit(basis.coordinates(updates) if form.project == "before" else updates, clip or Flat())
+    door.admit(form.route.coordinates(basis, updates), clip or Flat())
     return door.release()[COORDINATES]
 
 
@@ -129,7 +129,7 @@ def test_every_form_trains_within_its_budget_and_its_constraint(form, sampler):
         assert float(one.weight.detach().abs().sum()) <= 3 * (1 + 1e-6)
         assert torch.isfinite(one.weight).all()
     expansion = trainer.account.expansion
-    assert (expansion is None) == (form.project == "before")
+    assert (expansion is None) == form.route.clips_coordinates
 
 
 def test_form_c_is_accounted_exactly_and_form_d_confesses_in_the_statement():
@@ -200,7 +200,7 @@ def test_a_constrained_step_fits_the_sketch_of_the_plain_one():
     method, model = comp_gd("l2:100", 10, last=True), zero_model(30)
     trainer = trainer_of(method, model, lr=2.0, steps=1, n=200)
     trainer.fit((x, y))
-    phi = trainer._basis[1].dense()
+    phi = trainer.engine.basis.dense()
     reference = zero_model(30)
     logistic(reference(x), y).mean().backward()
     wanted = phi @ (-2.0 * reference.weight.grad[0])
@@ -232,7 +232,7 @@ def test_the_growing_sketch_runs():
     x, y = problem()
     trainer = trainer_of(dp_comp_gd("l1:1", Growing(L1Ball(1.0))), zero_model(), steps=3)
     trainer.fit((x, y))
-    assert trainer._basis[1].rank == 20  # all of them
+    assert trainer.engine.basis.rank == 20  # all of them
 
 
 def test_the_nuclear_ball_keeps_a_matrix_of_low_rank():
@@ -251,7 +251,7 @@ def test_the_nuclear_ball_keeps_a_matrix_of_low_rank():
         (lambda: comp_gd(None), "constraint"),
         (lambda: comp_gd("l1:5", 0), "rows"),
         (lambda: dp_comp_gd("l1:5", Growing(L1Ball(1.0)), LINEAR_SKETCH), "rows"),
-        (lambda: Method("own", subspace=RandomMask(0.5), project="between"), "project"),
+        (lambda: Method("own", subspace=RandomMask(0.5), route=ClipThenSketch()), "route"),
         (lambda: Method("own", subspace=RandomMask(0.5), step=ConstrainedDescent(L2Ball(1.0))), "subspace"),
         (lambda: trainer_of(dp_comp_gd("l1:5"), zero_model(), sampler=Poisson(0.1)), "sampler"),
         (lambda: trainer_of(comp_gd("l1:5"), zero_model(), target_epsilon=1.0), "target_epsilon"),

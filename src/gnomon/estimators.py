@@ -20,8 +20,8 @@ from gnomon import losses
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.constraints import Constraint
 from gnomon.data.sparse import CsrRecords
-from gnomon.forms import FORMS, Form
 from gnomon.methods import Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
+from gnomon.methods.forms import FORMS, Form
 from gnomon.models.sparse import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
@@ -167,7 +167,7 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
     - `loss`: "log" (multinomial for more than two classes), "hinge" or "huber".
     - `epsilon`, `delta`: the budget for one record, where the number of records is public; `epsilon=None` trains
       without privacy. `max_grad_norm` is the clip bound.
-    - `sketch`: directions in which noise is added; None for all. `form`: where the sketch comes (`gnomon.forms`).
+    - `sketch`: directions in which noise is added; None for all. `form`: one of `gnomon.methods.forms`.
     - `steps`, `lr`; `batch_rate`: None for all records in every step, else the rate of Poisson batches.
     - `iterate`: "average" of all iterates, or the "last".
     - `random_state`: None for noise that nobody can predict. A number repeats it, and is NOT private.

@@ -201,7 +201,7 @@ def test_a_sound_model_with_dropout_is_consistent_and_the_report_says_what_was_o
 
 
 def test_a_clipping_bug_beside_dropout_is_still_caught(monkeypatch):
-    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
+    monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoClipping)
     assert not audit(with_masks(nn.Dropout(0.5)), FEW, releases=20, canaries=8, draws=FEW_DRAWS).ok
 
 
@@ -387,7 +387,7 @@ def test_a_whole_run_is_consistent_and_a_broken_one_is_not(monkeypatch):
     claim = Claim(7.0, Poisson(0.2), 60, 1e-5)  # every canary is sure to be drawn
     honest = one_run(claim, canaries=200, alpha=1e-3)
     assert honest.epsilon <= claim.epsilon
-    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoClipping)
+    monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoClipping)
     broken = one_run(claim, canaries=200, alpha=1e-3)
     assert broken.right > honest.right
     assert broken.epsilon > claim.epsilon
@@ -433,7 +433,7 @@ def test_the_command_says_consistent_and_leaves_table_json_and_picture(tmp_path,
 
 
 def test_the_command_says_violated_and_exits_with_one(monkeypatch, capsys):
-    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.LessNoise)
+    monkeypatch.setattr("gnomon.training.engine.Door", mutants.LessNoise)
     assert main([*QUICK, "--method", "pcdp", "--scope", "per-tensor", "--json"]) == 1
     values = json.loads(capsys.readouterr().out)
     assert values["sentence"].endswith("VIOLATED")
@@ -466,7 +466,7 @@ class NotANumber(Door):
 
 
 def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, tmp_path):
-    monkeypatch.setattr("gnomon.training.trainer.Door", NotANumber)
+    monkeypatch.setattr("gnomon.training.engine.Door", NotANumber)
     model = Probe(8)
     trainer = Trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.1, expected_batch_size=16,

@@ -120,14 +120,14 @@ def test_the_bug_is_caught_and_named(family, bug, monkeypatch):
     for memory in (mutants.NoiseReused.known, mutants.NoiseReusedLater.known, mutants.NoiseReusedLater.steps):
         memory.clear()
     door, reason = mutants.DOORS[bug]
-    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    monkeypatch.setattr("gnomon.training.engine.Door", door)
     assert reason in " ".join(on_probe(family, releases=60 if bug == "noise 5 % low" else 10))
 
 
 @pytest.mark.parametrize("family", ["dp-sgd", "pdp", "rpdp", "automatic", "normalised", "psac", "per layer", "dp-lsgd"])
 def test_a_broken_sample_that_was_repaired_is_caught(family, monkeypatch):
     door, reason = mutants.REPAIRED
-    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    monkeypatch.setattr("gnomon.training.engine.Door", door)
     assert reason in " ".join(on_probe(family, releases=5))
 
 
@@ -161,7 +161,7 @@ def test_a_noisy_sum_that_shows_its_last_bits_is_caught(family, bug, monkeypatch
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noise_that_is_one_per_cent_low_is_caught(family, monkeypatch):
-    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoiseOnePercentLow)
+    monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoiseOnePercentLow)
     assert "W door: deviation / declared" in of_noise(family, 2**20)
 
 
@@ -183,7 +183,7 @@ def test_the_grid_is_read_through_any_divisor_and_bound(bound, divisor, multipli
 
 @pytest.mark.parametrize("family", ["dp-sgd", "rsdp", "per layer"])
 def test_one_draw_for_two_parameters_is_caught(family, monkeypatch):
-    monkeypatch.setattr("gnomon.training.trainer.Door", mutants.NoiseReusedNow)
+    monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoiseReusedNow)
     assert "likeness of two coordinates" in " ".join(on_probe(family, releases=40))
 
 
@@ -196,7 +196,7 @@ def test_one_draw_for_two_parameters_is_caught(family, monkeypatch):
     ],
 )
 def test_a_small_tensor_of_a_large_model_is_looked_at(door, classes, finding, monkeypatch):
-    monkeypatch.setattr("gnomon.training.trainer.Door", door)
+    monkeypatch.setattr("gnomon.training.engine.Door", door)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 99_900 // (classes + 7)), nn.Tanh())
     model.append(nn.Linear(model[0].out_features, classes))

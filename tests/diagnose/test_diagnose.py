@@ -27,15 +27,27 @@ from gnomon.diagnose import (
     spectrum,
 )
 from gnomon.diagnose.observer import dimensions
-from gnomon.diagnose.run import look
-from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
-from gnomon.methods import LocalSteps, Method, dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpdp, rsdp
+from gnomon.methods import (
+    ClipThenProject,
+    LocalSteps,
+    Method,
+    dp_comp_minibatch,
+    dp_lsgd,
+    dp_sgd,
+    gep,
+    pcdp,
+    pdp,
+    rpdp,
+    rsdp,
+)
+from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.release import SeededNoise
 from gnomon.release.door import admission
 from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.subspaces import Ambient, BesideLoss
 from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
+from gnomon.training.view import View
 from gnomon.updates import gradients
 from gnomon.validate import SettingError
 
@@ -74,6 +86,11 @@ def trainer(method: methods.Method | None = None, **settings) -> Trainer:
         model, LOSS, torch.optim.SGD(model.parameters(), lr=0.5), method=method or dp_sgd(), max_grad_norm=0.3,
         noise=SeededNoise(0), progress=False, **(given | settings),
     )  # fmt: skip
+
+
+def look(trainer: Trainer, inputs: torch.Tensor, targets: torch.Tensor) -> View:
+    """What a step on these records would look like."""
+    return trainer.engine.preview(inputs, targets)
 
 
 def updates(count: int = 20, seed: int = 3):
@@ -148,7 +165,9 @@ def test_bias_and_noise_are_what_the_step_of_the_method_does(name):
     assert record["unprotected/bias/ratio"] == pytest.approx(float(moved.norm() / mean.norm()), rel=1e-3)
     cosine = float(torch.nn.functional.cosine_similarity(moved, mean, 0))
     assert record["unprotected/bias/cosine"] == pytest.approx(cosine, abs=1e-3)
-    clipped = (admission(true, method.clip, 0.3).weights < 1).double().mean() if method.project == "after" else None
+    clipped = (
+        (admission(true, method.clip, 0.3).weights < 1).double().mean() if method.route == ClipThenProject() else None
+    )
     assert clipped is None or record["unprotected/clipped"] == pytest.approx(float(clipped))
 
 
@@ -267,8 +286,9 @@ def test_looking_changes_nothing_in_losses_that_are_released_beside_the_update()
         ours = trainer(Method("with loss", subspace=space, clip=UpdateAndLoss(space.ratio)))
         if watched:
             ours.observers = (Diagnostics(lambda record: None, every=1, public=PUBLIC, rank=5),)
-        ours.fit(PRIVATE)
-        released.append(space.released)
+        seen: list[float] = []
+        ours.fit(PRIVATE, on_step=lambda step, ours=ours, seen=seen: seen.append(ours.released.extra["loss"]))
+        released.append(seen)
     assert released[0] == released[1]
     assert len(released[0]) == 6
 

@@ -34,8 +34,8 @@ from gnomon.audit import Probe, audit, probe_loss
 from gnomon.cli import main
 from gnomon.diagnose import Diagnostics
 from gnomon.federated.simulate import InProcess, run_round
-from gnomon.forms import FORMS
 from gnomon.ledger import Ledger
+from gnomon.methods.forms import FORMS
 from gnomon.release import SeededNoise
 from gnomon.reproduce import read_experiment
 from gnomon.reproduce.run import cells_of
@@ -282,7 +282,9 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         {"lr": 1.0},
     ),
     "dp-lsgd, public eigenspace": (
-        lambda: methods.dp_lsgd(steps=2, lr=0.2, subspace=subspaces.PublicEigenspace(PUBLIC, 6), project="before"),
+        lambda: methods.dp_lsgd(
+            steps=2, lr=0.2, subspace=subspaces.PublicEigenspace(PUBLIC, 6), route=methods.ProjectThenClip()
+        ),
         {"lr": 1.0},
     ),
     "dp-comp-gd, projected step without a sketch": (
@@ -296,7 +298,11 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "own composition": (
         lambda: methods.Method(
-            "own", subspace=subspaces.RandomMask(0.5), project="after", clip=clipping.PSAC(), average=True
+            "own",
+            subspace=subspaces.RandomMask(0.5),
+            route=methods.ClipThenProject(),
+            clip=clipping.PSAC(),
+            average=True,
         ),
         {},
     ),

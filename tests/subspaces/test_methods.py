@@ -12,7 +12,7 @@ from torch import nn
 
 import gnomon
 from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
-from gnomon.methods import Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
+from gnomon.methods import ClipThenProject, Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import SeededNoise
 from gnomon.release.door import lengths
 from gnomon.subspaces import Moment, PublicEigenspace, RandomMask, RandomProjection
@@ -303,7 +303,7 @@ def test_own_subspaces_with_public_records_are_checked_for_overlap():
 def test_an_embedding_needs_its_own_clip_rule():
     _, _, public = setting("mlp")
     space = gep(public, 2).subspace
-    for settings in ({}, {"project": "after"}, {"clip": Automatic()}):
+    for settings in ({}, {"route": ClipThenProject()}, {"clip": Automatic()}):
         with pytest.raises(SettingError, match="clip"):
             Method("own", subspace=space, **settings)
 
@@ -440,7 +440,7 @@ def test_the_mask_is_common_drawn_by_chance_and_cools():
         (lambda p: RandomProjection(4, start=-1), "start"),
         (lambda p: RandomMask(1.0), "rate"),
         (lambda p: gep(p, 2, residual=-1), "residual"),
-        (lambda p: Method("x", project="sideways"), "project"),
+        (lambda p: Method("x", route="sideways"), "route"),
         (lambda p: dp_sgd(pre_noise=-1.0), "pre_noise"),
     ],
 )

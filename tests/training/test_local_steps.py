@@ -12,7 +12,7 @@ import gnomon
 from gnomon.accounting import FullBatch
 from gnomon.cli import main
 from gnomon.clipping import Automatic, PerLayer
-from gnomon.methods import LocalSteps, Method, dp_lsgd, dp_sgd, pcdp
+from gnomon.methods import ClipThenProject, LocalSteps, Method, dp_lsgd, dp_sgd, pcdp
 from gnomon.release import SeededNoise
 from gnomon.subspaces import PublicEigenspace, RandomMask
 from gnomon.updates import local_sgd
@@ -82,7 +82,9 @@ def test_a_server_optimizer_works_on_the_released_displacement():
 METHODS = {
     "ambient": lambda public: dp_lsgd(steps=4, lr=0.5),
     "eigenspace": lambda public: dp_lsgd(steps=4, lr=0.5, subspace=PublicEigenspace(public, 5)),
-    "projected after": lambda public: dp_lsgd(steps=4, lr=0.5, subspace=PublicEigenspace(public, 5), project="after"),
+    "projected after": lambda public: dp_lsgd(
+        steps=4, lr=0.5, subspace=PublicEigenspace(public, 5), route=ClipThenProject()
+    ),
     "mask, automatic": lambda public: dp_lsgd(steps=4, lr=0.5, subspace=RandomMask(0.3), clip=Automatic()),
     "per layer": lambda public: dp_lsgd(steps=4, lr=0.5, clip=PerLayer()),
     "momentum, pre-noise": lambda public: dp_lsgd(steps=4, lr=0.5, momentum=0.9, pre_noise=0.01),

@@ -100,7 +100,7 @@ def test_a_step_of_ones_own_still_ends_with_the_error_of_the_model():
         model.layer.weight.fill_(0.5)
     x, y = torch.rand(20, 3), torch.arange(20) % 2
     own = trainer(model, (x[:8], y[:8]))
-    own.untrusted_weights = False
+    own.engine.untrusted_weights = False
     x[10] = 1e8
     with pytest.raises(ValueError, match="out of range"):
         own.fit((x, y))

@@ -22,6 +22,7 @@ from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.findings import Finding
 from gnomon.audit.parts import LAW, numberless
 from gnomon.audit.target import TrainerTarget
+from gnomon.methods import ProjectThenClip
 from gnomon.release import NoiseSource
 from gnomon.release.door import GRID_BITS
 from gnomon.steps import Descent
@@ -162,7 +163,7 @@ def rows(trainer: Trainer, width: int, steps: int, noise: NoiseSource | None) ->
     """
     model = Probe(width)
     method = dataclasses.replace(
-        trainer.method, update=gradients, subspace=Ambient(), project="before", step=Descent(), average=False,
+        trainer.method, update=gradients, subspace=Ambient(), route=ProjectThenClip(), step=Descent(), average=False,
         full_batch=False,
     )  # fmt: skip
     wide = type(trainer)(

@@ -105,7 +105,7 @@ class Reader(torch.optim.SGD):
 
 def _plainly_moved(method: Method) -> Method:
     """The method with a step from which the release can be read: how a release moves the model is post-processing."""
-    if method.project == "between":
+    if method.route.expansion(method.subspace) is not None:
         allowed = "a method that clips last: a sketched sum is bounded over the law of its sketches, not in every step"
         raise SettingError("method", method.describe(), allowed)
     return dataclasses.replace(method, step=Descent(), average=False, full_batch=False)

@@ -96,7 +96,7 @@ class View:
         left, values, _ = torch.linalg.svd(torch.stack(columns, 1), full_matrices=False)
         kept = values > LEAST_SINGULAR_VALUE * values[0]
         self._directions, scales = left[:, kept], values[kept]
-        self._scales = scales.square() if method.project == "after" else scales
+        self._scales = scales**method.route.noise_scale_power
         self.size = len(scales)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 from gnomon import clipping
 from gnomon.config import FAIR, TrainConfig, recipe
 from gnomon.data import Records
-from gnomon.forms import FORMS
 from gnomon.methods import METHODS, LocalSteps, Method
+from gnomon.methods.forms import FORMS
 from gnomon.validate import SettingError
 
 METHOD_SETTINGS = {

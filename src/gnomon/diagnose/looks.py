@@ -11,7 +11,6 @@ from gnomon import validate
 from gnomon.data import Loader
 from gnomon.diagnose.cloud import spread
 from gnomon.diagnose.observer import Diagnostics
-from gnomon.diagnose.run import look
 from gnomon.training.trainer import Trainer
 from gnomon.training.view import View
 
@@ -56,7 +55,7 @@ class Looks:
             step = view.moment.step
             if step not in due:
                 return
-            record = diagnostics.record(look(trainer, *sample, step=step))
+            record = diagnostics.record(trainer.engine.preview(*sample, step=step))
             found.append({"step": step, "epoch": step / view.moment.steps_per_epoch, **self._kept(record)})
 
         trainer.observers += (observe,)

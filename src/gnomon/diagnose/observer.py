@@ -18,7 +18,7 @@ from gnomon.diagnose.overlap import angles, skew
 from gnomon.diagnose.portrait import SHOWN, Sitter, portrait
 from gnomon.diagnose.spectrum import gram
 from gnomon.release.door import admission
-from gnomon.subspaces import Basis, projected
+from gnomon.subspaces import Basis
 from gnomon.subspaces.basis import AmbientBasis
 from gnomon.subspaces.beside_loss import BesideLossBasis
 from gnomon.subspaces.eigenspace import SharedBasis, TensorBases, mixing
@@ -143,10 +143,10 @@ class Diagnostics:
         own = made_of_public(basis)
         public = shared if own is None else own
         sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(basis, public), public)
-        if not ambient and view.method.project == "before":
-            sitter = replace(sitter, seen=view.basis.coordinates(view.updates), lift=view.basis.lift)
-        elif not ambient:
-            sitter = replace(sitter, lift=lambda vector: projected(view.basis, vector))
+        if not ambient:
+            route = view.method.route
+            seen = route.coordinates(view.basis, view.updates)
+            sitter = replace(sitter, seen=seen, lift=lambda vector: route.lift(view.basis, vector))
         record, signal = portrait(
             sitter,
             bound=view.max_grad_norm,

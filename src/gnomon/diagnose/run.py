@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,7 @@ from gnomon.data import Loader
 from gnomon.data.sampling import shuffle
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.release import SecureNoise
-from gnomon.release.door import admission
 from gnomon.training.trainer import Trainer
-from gnomon.training.view import View
-from gnomon.updates.snapshot import untouched
 
 
 def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     _restore(trainer.model, folder / "model.safetensors")
     loader = Loader(split.private)
     size = 0 if public_only else max(whole, config.batch_size)
-    view = look(trainer, *loader.take(shuffle(len(loader), SecureNoise())[:size]))
+    view = trainer.engine.preview(*loader.take(shuffle(len(loader), SecureNoise())[:size]))
     observer = Diagnostics(
         lambda record: None,
         public=beside(trainer, split.public),
@@ -68,27 +64,6 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
 def beside(trainer: Trainer, public: Any) -> Any:
     """The public records of a run whose method has none of its own, such as those of a warm start; None without any."""
     return public if trainer.method.public is None and len(public) else None
-
-
-def look(trainer: Trainer, inputs: Any, targets: Any, *, step: int | None = None) -> View:
-    """What a step on these records would look like, without taking it: nothing is charged or released. Private.
-
-    Without a number it is the step after the last one that is planned.
-    """
-    moment, method, own = trainer.moment(), trainer.method, SecureNoise()
-    # a new basis may need public randomness, and must not take it from the run's
-    moment = dataclasses.replace(moment, step=trainer.plan.steps if step is None else step, randomness=own)
-    with untouched(moment.model):
-        basis = method.subspace.basis(moment)
-        updates = method.update(moment.model, moment.loss, inputs, targets)
-    seen = basis.coordinates(updates) if method.project == "before" else updates
-    if method.pre_noise:
-        seen = seen.perturbed(method.pre_noise, own.normal)
-    admitted = admission(seen, method.clip, trainer.max_grad_norm)
-    return View(
-        moment, method, basis, updates, admitted,
-        trainer.max_grad_norm, trainer.account.noise_multiplier, trainer.expected_batch_size,
-    )  # fmt: skip
 
 
 def _restore(model: torch.nn.Module, path: Path) -> None:

@@ -117,7 +117,11 @@ class Client:
         try:
             for group in trainer.optimizer.param_groups:
                 group["lr"] *= turn.pace
-            self.unprotected = [trainer.step(*next(self._batches)) for _ in range(self.steps)]
+            self.unprotected = []
+            for _ in range(self.steps):
+                self.unprotected.append(trainer.step(*next(self._batches)))
+                if trainer.released is not None and "loss" in trainer.released.extra:
+                    turn.losses.append(trainer.released.extra["loss"])
         except BaseException as error:
             self._batches = None  # an error ends an iterator for good: the next round begins another
             if isinstance(error, StopIteration):

@@ -281,7 +281,7 @@ class Server:
     @property
     def dims(self) -> int:
         """In how many dimensions clients draw noise in the open round."""
-        weights = sum(value.numel() for value in self.weights.values())
-        if self._basis is None or self.strategy.subspace is not None or self.strategy.method.project == "after":
-            return weights + 1
-        return sum(value.numel() for value in self._basis.like.values()) + 1
+        shape = self.weights
+        if self._basis is not None and self.strategy.subspace is None:
+            shape = dict(self.strategy.method.route.release_shape(self._basis, self.weights))
+        return sum(value.numel() for value in shape.values()) + 1

@@ -144,8 +144,8 @@ def fedpdp(public: Any, rank: float = 100, per_tensor: bool = True, local: Metho
     """FedPDP: PDP-SGD in the round's public subspace, k coordinates uploaded.
 
     >>> import torch
-    >>> fedpdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).method.project
-    'after'
+    >>> fedpdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).method.route
+    ClipThenProject()
     """
     return Strategy("fedpdp", local or pdp(public, rank, per_tensor=per_tensor), Coordinates())
 
@@ -154,8 +154,8 @@ def fedpcdp(public: Any, rank: float = 100, per_tensor: bool = True, local: Meth
     """FedPCDP (Sha et al. 2023): PCDP-SGD in the round's public subspace, k coordinates uploaded.
 
     >>> import torch
-    >>> fedpcdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).method.project
-    'before'
+    >>> fedpcdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).method.route
+    ProjectThenClip()
     """
     return Strategy("fedpcdp", local or pcdp(public, rank, per_tensor=per_tensor), Coordinates())
 

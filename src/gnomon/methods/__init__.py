@@ -11,11 +11,16 @@ from gnomon.methods.compressed import comp_gd, comp_minibatch, comp_sgd, dp_comp
 from gnomon.methods.local import dp_lsgd
 from gnomon.methods.method import LocalSteps, Method, Update
 from gnomon.methods.projected import dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
+from gnomon.methods.routes import ClipThenProject, ClipThenSketch, ProjectThenClip, Route
 
 __all__ = [
     "METHODS",
+    "ClipThenProject",
+    "ClipThenSketch",
     "LocalSteps",
     "Method",
+    "ProjectThenClip",
+    "Route",
     "Update",
     "comp_gd",
     "comp_minibatch",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gnomon.clipping import ClipRule, Flat
 from gnomon.constraints import Constraint, parse
-from gnomon.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Form
+from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Form
 from gnomon.methods.method import Method
+from gnomon.methods.routes import ProjectThenClip
 from gnomon.steps import ConstrainedDescent
 from gnomon.subspaces import Ambient, GaussianSketch
 from gnomon.subspaces.gaussian_sketch import Rows
@@ -53,9 +54,9 @@ def dp_comp_gd(
     All records in every step, noise in as many dimensions as the sketch has. `form` says where the sketch comes;
     the published one is sound only with the correction that `PUBLISHED_WHOLE_BATCH_NORMALISER` brings.
 
-    >>> from gnomon.forms import LINEAR_SKETCH
-    >>> dp_comp_gd("l1:5", sketch=50, form=LINEAR_SKETCH).project
-    'between'
+    >>> from gnomon.methods.forms import LINEAR_SKETCH
+    >>> dp_comp_gd("l1:5", sketch=50, form=LINEAR_SKETCH).route.name
+    'between clipping and noise'
     """
     return _compressed("dp-comp-gd", constraint, sketch, form, clip, last, full_batch=True)
 
@@ -88,7 +89,7 @@ def _compressed(
     return Method(
         name,
         subspace=Ambient() if sketch is None else GaussianSketch(sketch, form.normalised),
-        project=form.project if sketch is not None else "before",
+        route=form.route if sketch is not None else ProjectThenClip(),
         clip=clip or Flat(),
         step=ConstrainedDescent(parse(constraint)),
         average=not last,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from gnomon.clipping import ClipRule, Flat
 from gnomon.methods.method import LocalSteps, Method
+from gnomon.methods.routes import ProjectThenClip, Route
 from gnomon.subspaces import Ambient, Subspace
 
 
@@ -15,7 +14,7 @@ def dp_lsgd(
     clip: ClipRule | None = None,
     momentum: float = 0.0,
     subspace: Subspace | None = None,
-    project: Literal["before", "after"] = "before",
+    route: Route | None = None,
     pre_noise: float = 0.0,
 ) -> Method:
     """DP-LSGD ("Why Differentially-Private Local SGD", 2023): each sample takes local steps before it is clipped.
@@ -27,4 +26,11 @@ def dp_lsgd(
     >>> dp_lsgd(steps=5, lr=0.1).describe()
     'dp-lsgd: 5 local steps of 0.1, flat clipping'
     """
-    return Method("dp-lsgd", LocalSteps(steps, lr, momentum), subspace or Ambient(), project, clip or Flat(), pre_noise)
+    return Method(
+        "dp-lsgd",
+        LocalSteps(steps, lr, momentum),
+        subspace or Ambient(),
+        route or ProjectThenClip(),
+        clip or Flat(),
+        pre_noise,
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from gnomon import validate
 from gnomon.accounting import Expansion, FullBatch, Sampling
 from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
+from gnomon.methods.routes import ProjectThenClip, Route
 from gnomon.steps import ConstrainedDescent, Descent, Step
 from gnomon.subspaces import Ambient, BesideLoss, Embedding, GaussianSketch, Subspace
 from gnomon.updates import Loss, Updates, gradients, local_sgd
@@ -51,9 +52,8 @@ class LocalSteps:
 class Method:
     """A composition of stages.
 
-    `project="before"`: each update is seen in the subspace, clipped there, and noised there. `"after"`: updates
-    are clipped and noised in all parameters, and the released sum is projected. `"between"`: updates are clipped in all
-    parameters and their sum is noised in the subspace, which must say how far it stretches a change.
+    `route` is the order of projection, clipping and noise: `ProjectThenClip()`, `ClipThenProject()` or
+    `ClipThenSketch()`.
 
     `pre_noise` adds normal noise of that standard deviation to every coordinate of every sample before it is clipped
     (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what
@@ -67,7 +67,7 @@ class Method:
     name: str
     update: Update = gradients
     subspace: Subspace = field(default_factory=Ambient)
-    project: Literal["before", "between", "after"] = "before"
+    route: Route = field(default_factory=ProjectThenClip)
     clip: ClipRule = field(default_factory=Flat)
     pre_noise: float = 0.0
     step: Step = field(default_factory=Descent)
@@ -77,21 +77,19 @@ class Method:
 
     def __post_init__(self) -> None:
         validate.non_negative("pre_noise", self.pre_noise)
-        if self.project not in ("before", "between", "after"):
-            raise validate.SettingError("project", self.project, "'before', 'between' or 'after'")
-        if self.project == "between" and getattr(self.subspace, "expansion", None) is None:
-            allowed = "'before' or 'after': only a GaussianSketch says how far it stretches a sum"
-            raise validate.SettingError("project", self.project, allowed)
+        if not hasattr(self.route, "release_shape"):
+            raise validate.SettingError("route", self.route, "ProjectThenClip(), ClipThenProject() or ClipThenSketch()")
+        self.route.check(self.subspace)
         if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):
             raise validate.SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
         if isinstance(self.subspace, Embedding):
             matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
-            if self.project != "before" or not matches:
+            if not (self.route.clips_coordinates and matches):
                 allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
                 raise validate.SettingError("clip", self.clip.name, allowed)
         if isinstance(self.subspace, BesideLoss):
             matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
-            if self.project != "before" or not matches:
+            if not (self.route.clips_coordinates and matches):
                 allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
                 raise validate.SettingError("clip", self.clip.name, allowed)
 
@@ -113,7 +111,7 @@ class Method:
     @property
     def expansion(self) -> Expansion | None:
         """How far the sum can be stretched before noise; None where each contribution is clipped last."""
-        return getattr(self.subspace, "expansion", None) if self.project == "between" else None
+        return self.route.expansion(self.subspace)
 
     def check(self, sampler: Sampling) -> None:
         """An error if the method cannot work with the way records are drawn."""
@@ -127,8 +125,7 @@ class Method:
         what = "gradient" if self.update is gradients else named
         where = ""
         if not isinstance(self.subspace, Ambient):
-            place = f"{self.project} clipping" + (" and noise" if self.project == "between" else "")
-            where = f", {self.subspace.name}, projected {place}"
+            where = f", {self.subspace.name}, projected {self.route.name}"
         noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
         clip = f"{self.clip.name} clipping" if self.private else "no clipping and no noise"
         held = f", {self.step.name}" if self.step.name else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat
 from gnomon.methods.method import Method
+from gnomon.methods.routes import ClipThenProject
 from gnomon.subspaces import Embedding, PublicEigenspace, RandomMask, RandomProjection
 
 
@@ -39,11 +40,11 @@ def pdp(
     any public data.
 
     >>> import torch
-    >>> pdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).project
-    'after'
+    >>> pdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).route
+    ClipThenProject()
     """
     space = PublicEigenspace(public, rank, per_tensor, every, start, batch, blocks)
-    return Method("pdp", subspace=space, project="after", clip=clip or Flat(), pre_noise=pre_noise)
+    return Method("pdp", subspace=space, route=ClipThenProject(), clip=clip or Flat(), pre_noise=pre_noise)
 
 
 def pcdp(
@@ -63,11 +64,11 @@ def pcdp(
     in the form used here, where each contribution is clipped in the k coordinates in which noise is added.
 
     >>> import torch
-    >>> pcdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).project
-    'before'
+    >>> pcdp((torch.zeros(4, 2), torch.zeros(4)), rank=2).route
+    ProjectThenClip()
     """
     space = PublicEigenspace(public, rank, per_tensor, every, start, batch, blocks)
-    return Method("pcdp", subspace=space, project="before", clip=clip or Flat(), pre_noise=pre_noise)
+    return Method("pcdp", subspace=space, clip=clip or Flat(), pre_noise=pre_noise)
 
 
 def rpdp(
@@ -84,7 +85,7 @@ def rpdp(
     'rpdp: gradient, random projection, rank 10, projected after clipping, flat clipping'
     """
     space = RandomProjection(rank, redraw, start, per_tensor)
-    return Method("rpdp", subspace=space, project="after", clip=clip or Flat(), pre_noise=pre_noise)
+    return Method("rpdp", subspace=space, route=ClipThenProject(), clip=clip or Flat(), pre_noise=pre_noise)
 
 
 def rpcdp(

@@ -115,7 +115,7 @@ def ordering(noise: NoiseSource) -> NoiseSource:
     >>> ordering(SecureNoise()).private, ordering(SeededNoise(3)).private
     (True, False)
     """
-    return SecureNoise() if noise.private else SeededNoise(0)
+    return SecureNoise() if noise.private and not isinstance(noise, SeededNoise) else SeededNoise(0)
 
 
 class SeededNoise:

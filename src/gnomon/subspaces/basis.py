@@ -58,14 +58,6 @@ class Seeing(Protocol):
         """The coordinates of the sum; zero for zero."""
 
 
-@runtime_checkable
-class Keeping(Protocol):
-    """A basis of whose releases a part is not for the parameters. `lift` itself keeps nothing: anybody may call it."""
-
-    def keep(self, released: Mapping[str, Tensor]) -> None:
-        """Take note of what a step has released. Called once a step, by the trainer."""
-
-
 def seeing(basis: object) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
     """The way in which a basis sees a sum; an error if it has none.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ class BesideLoss:
 
     Update and loss come from one batch. In units of the noise they are one vector, so one Gaussian release with one
     multiplier covers both: `s = (1 / s_update^2 + 1 / s_loss^2)^(-1/2)` with `s_loss = ratio * s_update`. `bound` is
-    the clip bound C of the update. What was released is collected in `released`, in units of the loss.
+    the clip bound C of the update. The released mean loss is an extra value of the release.
 
     >>> from gnomon.subspaces import Ambient
     >>> BesideLoss(Ambient(), bound=1.0, most=2.5).name
@@ -33,7 +33,6 @@ class BesideLoss:
     bound: float
     most: float = 2.5
     ratio: float = 2.5
-    released: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         validate.positive("bound", self.bound)
@@ -77,5 +76,6 @@ class BesideLossBasis:
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.inner.lift({name: value for name, value in vector.items() if name != LOSS})
 
-    def keep(self, released: Mapping[str, Tensor]) -> None:
-        self._about.released.append(float(released[LOSS]) / self._scale)
+    def extra(self, released: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the released mean loss, in units of the loss."""
+        return {"loss": float(released[LOSS]) / self._scale}

@@ -1,6 +1,7 @@
 """Training: the private loop, its refusals, its checkpoints and its privacy statement."""
 
 from gnomon.training.checkpoint import CheckpointError, read_checkpoint, restore_checkpoint, save_checkpoint
+from gnomon.training.engine import PrivateStep, Release
 from gnomon.training.evaluate import evaluate
 from gnomon.training.public import train_on_public
 from gnomon.training.refusals import NotPrivate
@@ -14,6 +15,8 @@ __all__ = [
     "CheckpointError",
     "NotPrivate",
     "Observer",
+    "PrivateStep",
+    "Release",
     "Result",
     "Statement",
     "Trainer",

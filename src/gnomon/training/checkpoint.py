@@ -76,7 +76,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
             "only a run with a ledger can go on later: nobody would know how many steps this one had released. Give "
             "the Trainer a ledger; a run with seeded noise is repeated instead"
         )
-    trainer.verify_contents()
+    trainer.engine.verify_contents()
     tensors: dict[str, Tensor] = {}
     state = pack(_state(trainer), "state", tensors)
     content = bytes_of(untied(tensors))

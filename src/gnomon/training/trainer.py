@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
 from gnomon.accounting.epsilon import Accountant
-from gnomon.clipping import ClipRule
 from gnomon.data import Loader
 from gnomon.ledger import Ledger
 from gnomon.ledger.spending import Spending
-from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
-from gnomon.subspaces import Ambient, Basis, Keeping, Moment, inside, seeing
+from gnomon.release import NoiseSource
 from gnomon.training.averaging import averaging
 from gnomon.training.draws import Draws
+from gnomon.training.engine import PrivateStep, Release
 from gnomon.training.entrance import Entrance
 from gnomon.training.evaluate import evaluate
-from gnomon.training.independence import Coordinates, refuse_touched
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.members import of_members
-from gnomon.training.placement import Placed, multiple, place
 from gnomon.training.plan import no_noise, plan
 from gnomon.training.progress import Bar
 from gnomon.training.refusals import (
@@ -43,30 +37,12 @@ from gnomon.training.refusals import (
     refuse_optimizer,
 )
 from gnomon.training.result import BudgetExhausted, Result
-from gnomon.training.stages import refuse_mixing_rule
 from gnomon.training.statement import Statement, ledger_caveats, ledger_note
-from gnomon.training.view import Observer, View
-from gnomon.training.watch import Record, Watch, averaged
-from gnomon.updates import Loss, Updates, per_sample
-from gnomon.updates.exact import exact_products
+from gnomon.training.view import Observer
+from gnomon.training.watch import Record, averaged
+from gnomon.updates import Loss
 from gnomon.updates.gradients import batch_size
-from gnomon.updates.snapshot import Snapshot
 from gnomon.updates.trees import take_rows
-
-
-def _undone_on_error(step: Callable[..., Record]) -> Callable[..., Record]:
-    """A step that puts model and loss back if it ends while they may hold what it read off records."""
-
-    @functools.wraps(step)
-    def undone(trainer: Trainer, physical: Iterable[tuple[Any, Any]]) -> Record:
-        try:
-            return step(trainer, physical)
-        except BaseException:
-            if trainer._snapshot is not None and trainer._snapshot[1].pending:
-                trainer._snapshot[1].restore()
-            raise
-
-    return undone
 
 
 class Trainer:
@@ -136,17 +112,15 @@ class Trainer:
         refuse_foreign_parameters(model, optimizer)
         refuse_optimizer(optimizer, scheduler)
         self.model, self.optimizer = model, optimizer
-        self.loss = per_sample(loss)
-        self._method = method or methods.dp_sgd()
-        self._noise = noise or SecureNoise()
-        self.max_grad_norm = validate.positive("max_grad_norm", max_grad_norm) if self.method.private else math.inf
-        if not self.method.private:
-            noise_multiplier = no_noise(self.method.name, target_epsilon, noise_multiplier)
-        self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
+        method = method or methods.dp_sgd()
+        max_grad_norm = validate.positive("max_grad_norm", max_grad_norm) if method.private else math.inf
+        if not method.private:
+            noise_multiplier = no_noise(method.name, target_epsilon, noise_multiplier)
+        expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
         self.plan = plan(
             sample_rate=sample_rate,
             sampler=sampler,
-            expected_batch_size=self.expected_batch_size,
+            expected_batch_size=expected_batch_size,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
             sigma=noise_multiplier,
@@ -154,42 +128,50 @@ class Trainer:
             steps=steps,
             accountant=accountant,
             adjacency=adjacency,
-            expansion=self.method.expansion,
+            expansion=method.expansion,
         )
-        self.method.check(self.plan.sampler)
-        self.method.step.prepare(model, optimizer)
+        method.check(self.plan.sampler)
+        method.step.prepare(model, optimizer)
+        if max_physical_batch_size is not None:
+            validate.whole("max_physical_batch_size", max_physical_batch_size)
+        self.engine = PrivateStep(
+            model,
+            loss,
+            method,
+            max_grad_norm=max_grad_norm,
+            noise_multiplier=self.account.noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            noise=noise,
+            charge=self._charge,
+            steps=self.plan.steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            last_step=self.plan.last,
+            max_physical_batch_size=max_physical_batch_size,
+            untrusted_weights=untrusted_weights,
+            observers=observers,
+        )
+        self.released: Release | None = None
+        """What the last step released."""
         # seeded noise hides nothing, so there is nothing to count
         used = ledger if self.noise.private else None
         self.spending = Spending(used, self.account, self.plan.last, dataset=dataset, label=label or self.method.name)
-        self.max_physical_batch_size = (
-            None
-            if max_physical_batch_size is None
-            else validate.whole("max_physical_batch_size", max_physical_batch_size)
-        )
         if scheduler_every not in ("epoch", "step"):
             raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
-        self.observers = tuple(observers)
-        self.average = averaging(model, optimizer, ema_decay, always=self.method.average)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._basis: tuple[Hashable, Basis] | None = None
-        self._known_rule: ClipRule | None = None
-        self._snapshot: tuple[Loss, Snapshot] | None = None
+        self.average = averaging(model, optimizer, ema_decay, always=method.average)
         self._admitted: Any = None  # the training records, once there are any
         self._scores_members = False  # by the validation records that were scored last
         self._scored_members = False  # ever
         self._drawn = 0
         self._sequence: Draws | None = None
-        self.untrusted_weights = untrusted_weights
-        self._multiple, self._order = multiple(self.expected_batch_size), ordering(self.noise)
         self.entrance = Entrance(
             model,
             self.plan.sampler,
             self.spending,
             leave_out=leave_out,
             example=example,
-            coordinates=self._coordinates,
+            coordinates=self.engine.trial_coordinates,
         )
         if example is not None:
             self.entrance.check(self.method, self.loss, *example)
@@ -202,33 +184,66 @@ class Trainer:
         return self.plan.account
 
     @property
+    def loss(self) -> Loss:
+        """The loss, one number a sample. Another one is checked by `fit` and `batches` before it is used."""
+        return self.engine.loss
+
+    @loss.setter
+    def loss(self, loss: Loss) -> None:
+        self.engine.loss = loss
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The clip bound C."""
+        return self.engine.max_grad_norm
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The declared divisor of every release."""
+        return self.engine.expected_batch_size
+
+    @property
+    def max_physical_batch_size(self) -> int | None:
+        """The largest number of records in one forward pass."""
+        return self.engine.max_physical_batch_size
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Called once a step with a view of it, before the release."""
+        return self.engine.observers
+
+    @observers.setter
+    def observers(self, observers: Sequence[Observer]) -> None:
+        self.engine.observers = tuple(observers)
+
+    @property
     def noise(self) -> NoiseSource:
-        """Where noise and batches come from."""
-        return self._noise
+        """The source of noise and batches."""
+        return self.engine.noise
 
     @noise.setter
     def noise(self, noise: NoiseSource) -> None:
-        if noise.private != self._noise.private:
+        if noise.private != self.noise.private:
             raise validate.SettingError("noise", type(noise).__name__, "a source that hides as much as the one before")
-        self._noise = noise
+        self.engine.noise = noise
 
     @property
     def method(self) -> methods.Method:
-        """How records become a step. Another one must cost the same."""
-        return self._method
+        """The composition of stages. Another one must cost the same."""
+        return self.engine.method
 
     @method.setter
     def method(self, method: methods.Method) -> None:
-        if method.expansion != self.account.expansion or method.private != self._method.private:
+        if method.expansion != self.account.expansion or method.private != self.method.private:
             allowed = "one whose steps cost the same as those that were planned, or another Trainer"
             raise validate.SettingError("method", method.name, allowed)
-        if method.average != self._method.average:
+        if method.average != self.method.average:
             raise validate.SettingError(
                 "method", method.name, "one that averages weights if the other did, or another Trainer"
             )
         method.check(self.plan.sampler)
         method.step.prepare(self.model, self.optimizer)
-        self._method, self._basis = method, None
+        self.engine.exchange(method)
 
     @property
     def final(self) -> nn.Module:
@@ -293,7 +308,7 @@ class Trainer:
                 "step() needs a batch drawn by trainer.batches(data), one for each step, and a shuffled one before the "
                 "next is drawn: the privacy accounting is about how records are sampled"
             )
-        if not self.untrusted_weights:  # no error may depend on records then
+        if not self.engine.untrusted_weights:  # no error may depend on records then
             self.entrance.check_collated(self.method, self.loss, inputs, targets)
         self._drawn -= 1
         record = self._step(_cut(inputs, targets, self.max_physical_batch_size))
@@ -374,106 +389,26 @@ class Trainer:
 
     # -- the step itself -------------------------------------------------------------------------
 
-    @_undone_on_error
-    @exact_products()
     def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
-        """updates -> coordinates -> weights -> release -> lift -> step, for the records of one step."""
+        """One logical step: accumulate the physical batches, release, and move the model."""
         if self.account.steps + 1 > self.plan.affordable:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
         self.entrance.refuse_exchanged(self.method, self.loss)
-        now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
-        if now != {name: id(p) for name, p in self._parameters.items()}:
-            raise RuntimeError(
-                "parameters were frozen, thawed or replaced since this Trainer was made, and it would not follow: "
-                "make another"
-            )
-        basis = self._basis_now()
-        before, between = (self.method.project == where for where in ("before", "between"))
-        door = Door(
-            basis.like if before or between else {name: p.detach() for name, p in self._parameters.items()},
-            max_grad_norm=min(self.max_grad_norm, sys.float_info.max),
-            noise_multiplier=self.account.noise_multiplier,
-            expected_batch_size=self.expected_batch_size,
-            noise=self.noise,
-            charge=self._charge,
-            see=seeing(basis) if between else None,
-        )
-        self._check_rule(door)
-        watch = Watch(self.max_grad_norm, self.method.unit)
-        snapshot = self._noted()
-        for updates, counts in self._updates(physical):
-            seen = basis.coordinates(updates) if before else updates
-            if self.method.pre_noise:
-                seen = seen.perturbed(self.method.pre_noise, self.noise.normal)
-            records = counts.nonzero().squeeze(1)
-            admitted = door.admit(seen, self.method.clip, counts).select(records)
-            if self.observers and not watch.beyond:  # the first physical batch stands for the step
-                self._show(basis, updates.select(records), admitted)
-            watch.see(updates.losses[records], admitted)
-        if touched := snapshot.changed():
-            snapshot.restore()
-            if not self.untrusted_weights:
-                refuse_touched(touched)
-        released = door.release()
-        if isinstance(basis, Keeping):
-            basis.keep(released)
-        moved = released if before or between else inside(basis, released)
-        sign = -1.0 if self.method.displaces else 1.0  # where to go, not how steep it is
-        self.method.step.move(self._parameters, basis, moved, self.optimizer, sign)
+        self.engine.taken = self.account.steps
+        try:
+            for inputs, targets in physical:
+                self.engine.accumulate(inputs, targets)
+        except BaseException:  # also of what reads the records
+            self.engine.discard()
+            raise
+        self.released = self.engine.release()
+        self.engine.apply(self.released, self.optimizer)
         if self.average is not None:
             self.average.update_parameters(self.model)
         self._schedule("step")
-        return watch.record()
-
-    def _updates(self, physical: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Updates, Tensor]]:
-        """Each physical batch's updates, and which of them are of records.
-
-        Where somebody else chose the weights, an error that they could provoke with one record would tell them that it
-        is there. Then the records of a batch that cannot be computed are taken one by one, and those that fail on their
-        own add nothing.
-        """
-        for inputs, targets in physical:
-            placed = place(inputs, targets, self._multiple, self.max_physical_batch_size, self._order)
-            try:
-                updates = self.method.update(self.model, self.loss, placed.inputs, placed.targets)
-            except Exception:
-                if not self.untrusted_weights:
-                    raise
-                yield from self._one_by_one(placed)
-            else:
-                yield updates, placed.counts
-
-    def _one_by_one(self, placed: Placed) -> Iterator[tuple[Updates, Tensor]]:
-        """The updates of those records of a batch that can be computed alone."""
-        for row in placed.counts.nonzero().flatten().tolist():
-            inputs, targets = take_rows((placed.inputs, placed.targets), slice(row, row + 1))
-            try:
-                updates = self.method.update(self.model, self.loss, inputs, targets)
-            except Exception:  # whatever it is, the record counts for nothing
-                continue
-            yield updates, placed.counts[row : row + 1]
-
-    def _noted(self) -> Snapshot:
-        """Model and loss as they are before a step's records are seen."""
-        if self._snapshot is None or self._snapshot[0] is not self.loss:
-            self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
-        last = self.account.steps + 1 >= self.plan.last
-        self._snapshot[1].note(contents=True if last else None)
-        return self._snapshot[1]
-
-    def verify_contents(self) -> None:
-        """Refuses a large tensor that was written since its contents were last read, unseen by torch's own count."""
-        if self._snapshot is not None and (touched := self._snapshot[1].verify_contents()):
-            refuse_touched(touched)
-
-    def _check_rule(self, door: Door) -> None:
-        """Refuses a clip rule that mixes samples, once for each rule."""
-        if self.method.private and self._known_rule is not self.method.clip:
-            device = next((value.device for value in door.like.values()), None)
-            refuse_mixing_rule(self.method.clip, len(door.like), door.max_grad_norm, device)
-            self._known_rule = self.method.clip
+        return self.released.metrics
 
     @property
     def _epoch_ends(self) -> bool:
@@ -488,34 +423,6 @@ class Trainer:
         """One more step is about to be released: on disk first, then in memory."""
         self.spending.charge()
         self.account.charge()
-
-    def moment(self) -> Moment:
-        """Where training stands: released weights, and nothing private."""
-        return Moment(self.model, self.loss, self.account.steps, self.plan.steps_per_epoch, self.plan.steps, self.noise)
-
-    def _show(self, basis: Basis, updates: Updates, admitted: Admitted) -> None:
-        """Lets observers see the step. What they see is private, and nothing of it is released."""
-        view = View(
-            self.moment(), self.method, basis, updates, admitted,
-            self.max_grad_norm, self.account.noise_multiplier, self.expected_batch_size,
-        )  # fmt: skip
-        for observe in self.observers:
-            observe(view)
-
-    def _coordinates(self, method: methods.Method) -> Coordinates | None:
-        """How a method looks at updates before it clips them, for a check; None if it looks at them as they are."""
-        if method.project != "before" or isinstance(method.subspace, Ambient):
-            return None
-        # a new basis may need public randomness, and must not take it from the run's
-        return method.subspace.basis(dataclasses.replace(self.moment(), randomness=SecureNoise())).coordinates
-
-    def _basis_now(self) -> Basis:
-        """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
-        moment = self.moment()
-        key = self.method.subspace.key(moment)
-        if self._basis is None or self._basis[0] != key:
-            self._basis = key, self.method.subspace.basis(moment)
-        return self._basis[1]
 
     def _physical(self, loader: Loader, chosen: Tensor) -> Iterator[tuple[Any, Any]]:
         for part in chosen.split(self.max_physical_batch_size or max(1, len(chosen))):
@@ -586,7 +493,7 @@ class Trainer:
             "seconds": time.monotonic() - started,
             **averaged(steps),
         }
-        rank = getattr(self._basis[1], "rank", None) if self._basis is not None else None
+        rank = getattr(self.engine.basis, "rank", None)
         if rank is not None:
             record["rank"] = rank
         if validation is not None:

@@ -44,7 +44,7 @@ class Losses(Piece):
 
     def before(self, method: Method, turn: Turn) -> Method:
         most = turn.memory.numbers.get("most loss", self.first)
-        space = BesideLoss(method.subspace, turn.bound, most, self.ratio, turn.losses)
+        space = BesideLoss(method.subspace, turn.bound, most, self.ratio)
         return dataclasses.replace(method, subspace=space, clip=UpdateAndLoss(self.ratio, method.clip))
 
     def after(self, turn: Turn) -> Parcel:
