@@ -18,9 +18,9 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.accounting import FullBatch
 from gnomon.data import CsrRecords, Loader
-from gnomon.methods.forms import FORMS
 from gnomon.losses import logistic
 from gnomon.methods import dp_comp_gd, dp_sgd
+from gnomon.methods.forms import FORMS
 from gnomon.models import SparseLinear
 from gnomon.release import SeededNoise
 from measure import Step, by_turns

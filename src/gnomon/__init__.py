@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         constraints,
         data,
         diagnose,
-        forms,
         ledger,
         losses,
         methods,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
         updates,
     )
     from gnomon.estimators import CompressedClassifier, CompressedRegressor
-    from gnomon.training import BudgetExhausted, NotPrivate, Result, Statement, Trainer
+    from gnomon.training import BudgetExhausted, NotPrivate, PrivateStep, Result, Statement, Trainer
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
 __version__ = "0.1.0"
@@ -37,6 +36,7 @@ __all__ = [
     "CompressedClassifier",
     "CompressedRegressor",
     "NotPrivate",
+    "PrivateStep",
     "Result",
     "Statement",
     "Trainer",
@@ -47,7 +47,6 @@ __all__ = [
     "data",
     "diagnose",
     "evaluate",
-    "forms",
     "ledger",
     "losses",
     "methods",
@@ -64,7 +63,6 @@ _PACKAGES = {
     "constraints",
     "data",
     "diagnose",
-    "forms",
     "ledger",
     "losses",
     "methods",
