@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
 
 from gnomon.clipping import Automatic
-from gnomon.data import Records
+from gnomon.data import Records, load
 from gnomon.federated import (
     STRATEGIES,
     Coordinates,
@@ -31,9 +32,11 @@ from gnomon.federated import (
     scaffold,
 )
 from gnomon.federated.bases import TOLERANCE
+from gnomon.federated.by_name import build_strategy
 from gnomon.federated.contrastive import Contrastive, WithFeatures, contrast
 from gnomon.federated.pieces import Losses, Moon
 from gnomon.federated.simulate import fairness
+from gnomon.federated_config import FederateConfig
 from gnomon.methods import LocalSteps, pcdp
 from gnomon.subspaces import RandomProjection
 from gnomon.validate import SettingError
@@ -50,7 +53,7 @@ EVERY = [
     fedpcdp(PUBLIC, 5),
     fedfair(),
     fedfdp(),
-    qffl(),
+    qffl(lr=1.0),
     fedpcdp(PUBLIC, 5, local=pcdp(PUBLIC, 5, clip=Automatic())),
     Strategy(
         "lsgd", dataclasses.replace(pcdp(PUBLIC, 5), update=LocalSteps(2, 0.1)), Coordinates(), pieces=(Prox(0.1),)
@@ -331,7 +334,7 @@ def test_settings_that_do_not_fit_are_refused_by_name():
     with pytest.raises(SettingError, match="upload"):
         Strategy("wrong", upload=Coordinates())
     with pytest.raises(SettingError, match="aggregate"):
-        Strategy("wrong", aggregate=qffl().aggregate)
+        Strategy("wrong", aggregate=qffl(lr=1.0).aggregate)
     server, clients = federation(fedprox(3.0), clients=1, rounds=1)
     with pytest.raises(RuntimeError) as raised:
         run(server, clients)
@@ -374,3 +377,17 @@ def test_q_ffl_keeps_the_fixed_weights_and_a_claimed_loss_of_zero_stops_nobody()
     honest = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 1.0}, {})["w"]
     liar = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 0.0}, {})["w"]
     assert liar.item() > 0.05 * honest.item()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_name_on_the_command_line_gives_the_strategy_of_that_function(name):
+    """Each strategy is defined once: by name and by function it is the same, with the same defaults."""
+    config = FederateConfig(method=name, noise_multiplier=1.0, rank=5.0)
+    public = load("digits").train[:20]
+    by_name = build_strategy(config, public)
+    given = {"public": public, "rank": 5.0, "lr": config.lr, "per_tensor": config.scope == "per-tensor"}
+    build = STRATEGIES[name]
+    by_hand = build(**{key: given[key] for key in inspect.signature(build).parameters if key in given})
+    assert by_name.describe() == by_hand.describe()
+    assert by_name.pieces == by_hand.pieces
+    assert by_name.aggregate == by_hand.aggregate

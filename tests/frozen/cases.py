@@ -668,13 +668,13 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "fedprox": lambda: federated.fedprox(0.1),
     "scaffold": lambda: federated.scaffold(),
     "moon": lambda: federated.moon(),
-    "fedlrs": lambda: federated.fedlrs(),
+    "fedlrs": lambda: federated.fedlrs(mu=0.1),
     "pfa": lambda: federated.pfa(PUBLIC, 5),
     "fedpdp": lambda: federated.fedpdp(PUBLIC, 5),
     "fedpcdp": lambda: federated.fedpcdp(PUBLIC, 5),
     "fedfair": lambda: federated.fedfair(),
     "fedfdp": lambda: federated.fedfdp(),
-    "q-ffl": lambda: federated.qffl(),
+    "q-ffl": lambda: federated.qffl(lr=1.0),
 }
 """One composition for each federated strategy, by the name that the command line uses."""
 

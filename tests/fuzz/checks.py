@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 import torch
+from gnomon.forms import FORMS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon import methods
 from gnomon.accounting import FullBatch
 from gnomon.clipping import RULES, ClipRule, Fair, PerLayer
-from gnomon.forms import FORMS
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import Basis, Moment, inside, seeing

@@ -6,7 +6,7 @@ Only q-FFL also weighs what a client claims: its noisy loss, within limits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -28,6 +28,9 @@ class Aggregate(Protocol):
     @property
     def name(self) -> str:
         """For reports."""
+
+    def with_lr(self, lr: float) -> Aggregate:
+        """Return the same aggregate with another step size of the server."""
 
     def move(
         self,
@@ -57,6 +60,9 @@ class Mean:
     @property
     def name(self) -> str:
         return "mean" + (f" x {self.lr:g}" if self.lr != 1 else "")
+
+    def with_lr(self, lr: float) -> Mean:
+        return replace(self, lr=lr)
 
     def move(
         self,
@@ -95,6 +101,9 @@ class QFair:
     @property
     def name(self) -> str:
         return f"q-fair {self.q:g}"
+
+    def with_lr(self, lr: float) -> QFair:
+        return replace(self, lr=lr)
 
     def move(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -10,15 +12,11 @@ from gnomon import accounting
 from gnomon.accounting import Account, FullBatch, Sampling
 from gnomon.building import build_method
 from gnomon.data import Records
-from gnomon.federated.aggregates import Aggregate, Mean, QFair
-from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.settings import local_config, refuse_unused
-from gnomon.federated.strategies import Strategy
-from gnomon.federated.uploads import Coordinates, Largest, Upload, Whole
+from gnomon.federated.strategies import STRATEGIES, Strategy
 from gnomon.federated_config import FederateConfig
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.subspaces import PublicEigenspace
 from gnomon.validate import SettingError, positive
 
 LOCAL = {"fedpdp": "pdp", "fedpcdp": "pcdp"}
@@ -29,42 +27,38 @@ PUBLIC = ("pfa", "fedpdp", "fedpcdp")
 
 
 def build_strategy(config: FederateConfig, public: Records) -> Strategy:
-    """The strategy that a config stands for.
+    """Return the strategy of a config: the function of its name, with the settings that its signature asks for.
 
     >>> from gnomon.data import load
     >>> build_strategy(FederateConfig(method="fedprox", mu=0.5), load("digits").train[:0]).pieces
     (Prox(mu=0.5),)
     """
     refuse_unused(config)
-    name = config.method
-    method = build_method(local_config(config, LOCAL.get(name, "dp-sgd")), public)
-    losses = Losses(config.loss_noise)
-    pieces: dict[str, tuple[Piece, ...]] = {
-        "fedprox": (Prox(config.mu),),
-        "scaffold": (Controls(),),
-        "moon": (Moon(config.contrast, config.temperature),),
-        "fedlrs": (Blur(config.mu, config.update_limit),),
-        "fedfair": (FairPace(config.fair, config.fair_most), losses),
-        "fedfdp": (FairClip(config.fair, config.fair_most), losses),
-        "q-ffl": (losses,),
+    lr = positive("lr", config.lr)
+    settings: dict[str, Any] = {
+        "lr": lr,
+        "mu": config.mu,
+        "weight": config.contrast,
+        "temperature": config.temperature,
+        "limit": config.update_limit,
+        "fraction": config.keep,
+        "strength": config.fair,
+        "most": config.fair_most,
+        "ratio": config.loss_noise,
+        "q": config.q,
+        "public": public,
+        "rank": 100 if config.rank is None else config.rank,
+        "per_tensor": config.scope == "per-tensor",
+        "public_batch": config.public_batch,
+        "local": build_method(local_config(config, LOCAL.get(config.method, "dp-sgd")), public),
     }
-    upload: Upload = Whole()
-    if name in PUBLIC:
-        upload = Coordinates()
-    elif name == "fedlrs":
-        upload = Largest(config.keep)
-    aggregate: Aggregate = Mean(config.server_lr)
+    build = STRATEGIES[config.method]
+    strategy = build(**{name: settings[name] for name in inspect.signature(build).parameters})
+    for piece in strategy.pieces:
+        piece.suits(lr, config.momentum)
     if config.unit == "client":
-        aggregate = private_mean(config)
-    elif name == "q-ffl":
-        aggregate = QFair(config.q, 1 / positive("lr", config.lr), config.server_lr)
-    space = None
-    if name == "pfa":
-        rank = 100 if config.rank is None else config.rank
-        space = PublicEigenspace(public, rank, config.scope == "per-tensor", batch=config.public_batch)
-    for piece in pieces.get(name, ()):
-        piece.suits(positive("lr", config.lr), config.momentum)
-    return Strategy(name, method, upload, aggregate, pieces.get(name, ()), space)
+        return dataclasses.replace(strategy, aggregate=private_mean(config))
+    return dataclasses.replace(strategy, aggregate=strategy.aggregate.with_lr(config.server_lr))
 
 
 def private_mean(config: FederateConfig) -> PrivateMean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,9 @@ class PrivateMean:
     @property
     def name(self) -> str:
         return f"mean of clients clipped to {self.max_norm:g}, noised"
+
+    def with_lr(self, lr: float) -> PrivateMean:
+        return replace(self, lr=lr)
 
     def move(
         self,

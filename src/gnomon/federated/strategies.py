@@ -121,7 +121,7 @@ def moon(weight: float = 1.0, temperature: float = 0.5, local: Method | None = N
     return Strategy("moon", local or dp_sgd(), pieces=(Moon(weight, temperature),))
 
 
-def fedlrs(mu: float = 0.1, limit: float = 1.0, fraction: float = 0.3, local: Method | None = None) -> Strategy:
+def fedlrs(mu: float = 0.01, limit: float = 1.0, fraction: float = 0.3, local: Method | None = None) -> Strategy:
     """FedLRS (Cheng et al. 2022): updates kept short, and sparse. Published for whole clients, here for records.
 
     >>> fedlrs().upload.name
@@ -130,14 +130,21 @@ def fedlrs(mu: float = 0.1, limit: float = 1.0, fraction: float = 0.3, local: Me
     return Strategy("fedlrs", local or dp_sgd(), Largest(fraction), pieces=(Blur(mu, limit),))
 
 
-def pfa(public: Any, rank: float = 100, per_tensor: bool = True, local: Method | None = None) -> Strategy:
+def pfa(
+    public: Any,
+    rank: float = 100,
+    per_tensor: bool = True,
+    public_batch: int | None = None,
+    local: Method | None = None,
+) -> Strategy:
     """PFA (Liu et al. 2021), simplified as in the PCDP paper: projection only when communicating.
 
     >>> import torch
     >>> pfa((torch.zeros(4, 2), torch.zeros(4)), rank=2).upload.name
     'coordinates'
     """
-    return Strategy("pfa", local or dp_sgd(), Coordinates(), subspace=PublicEigenspace(public, rank, per_tensor))
+    space = PublicEigenspace(public, rank, per_tensor, batch=public_batch)
+    return Strategy("pfa", local or dp_sgd(), Coordinates(), subspace=space)
 
 
 def fedpdp(public: Any, rank: float = 100, per_tensor: bool = True, local: Method | None = None) -> Strategy:
@@ -160,7 +167,7 @@ def fedpcdp(public: Any, rank: float = 100, per_tensor: bool = True, local: Meth
     return Strategy("fedpcdp", local or pcdp(public, rank, per_tensor=per_tensor), Coordinates())
 
 
-def fedfair(strength: float = 0.1, ratio: float = 2.5, local: Method | None = None) -> Strategy:
+def fedfair(strength: float = 0.1, most: float = 2.0, ratio: float = 2.5, local: Method | None = None) -> Strategy:
     """FedFair (Ling et al. 2024): clients with a larger loss take longer steps; losses are released with noise.
 
     The published method has no privacy and uses the batch's own loss; here it is the loss released in the round before.
@@ -168,7 +175,7 @@ def fedfair(strength: float = 0.1, ratio: float = 2.5, local: Method | None = No
     >>> fedfair().pieces[0].name
     'fair pace'
     """
-    return Strategy("fedfair", local or dp_sgd(), pieces=(FairPace(strength), Losses(ratio)))
+    return Strategy("fedfair", local or dp_sgd(), pieces=(FairPace(strength, most), Losses(ratio)))
 
 
 def fedfdp(strength: float = 0.1, most: float = 2.0, ratio: float = 2.5, local: Method | None = None) -> Strategy:
@@ -180,13 +187,16 @@ def fedfdp(strength: float = 0.1, most: float = 2.0, ratio: float = 2.5, local: 
     return Strategy("fedfdp", local or dp_sgd(), pieces=(FairClip(strength, most), Losses(ratio)))
 
 
-def qffl(q: float = 1.0, smoothness: float = 1.0, ratio: float = 2.5, local: Method | None = None) -> Strategy:
+def qffl(lr: float, q: float = 1.0, ratio: float = 2.5, local: Method | None = None) -> Strategy:
     """q-FFL (Li et al. 2020): clients with a larger loss pull harder; losses are released with noise.
 
-    >>> qffl(0.5).aggregate.name
-    'q-fair 0.5'
+    The smoothness constant of the paper's step is one over the clients' learning rate `lr`.
+
+    >>> qffl(lr=0.1, q=0.5).aggregate
+    QFair(q=0.5, smoothness=10.0, lr=1.0)
     """
-    return Strategy("q-ffl", local or dp_sgd(), aggregate=QFair(q, smoothness), pieces=(Losses(ratio),))
+    aggregate = QFair(q, 1 / validate.positive("lr", lr))
+    return Strategy("q-ffl", local or dp_sgd(), aggregate=aggregate, pieces=(Losses(ratio),))
 
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
