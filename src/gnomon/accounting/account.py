@@ -17,12 +17,9 @@ from gnomon.accounting.truncated import TruncatedPoisson
 
 MOST_STEPS = 10**9
 KINDS: dict[str, type[Sampling]] = {
-    "poisson": Poisson,
-    "truncated-poisson": TruncatedPoisson,
-    "full-batch": FullBatch,
-    "shuffled": Shuffled,
-    "fixed-size": FixedSize,
+    scheme.kind: scheme for scheme in (Poisson, TruncatedPoisson, FullBatch, Shuffled, FixedSize)
 }
+"""The sampling schemes by their names in files. A new scheme is one class and one entry here."""
 
 
 class Account:

@@ -1,24 +1,35 @@
-"""How records get into a step, as far as accounting is concerned.
+"""Sampling schemes: who takes part in a step, what may be claimed for it, and what is accounted.
 
-Every number here is declared and public. Nothing looks at the length of a data set.
+Every number of a scheme is declared and public. The number of records decides which positions can be drawn; nothing
+that is claimed is derived from it.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import dp_accounting
 
 from gnomon import validate
 from gnomon.accounting.adjacency import Adjacency, checked
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gnomon.release import NoiseSource
+
 
 class Sampling(ABC):
-    """A way to sample records. Holds what may be claimed for it, and the event to account for."""
+    """A way to sample records: its draw, what may be claimed for it, and the event to account for."""
 
+    kind: ClassVar[str]
+    """The name of the scheme in files."""
+    pauses: ClassVar[bool] = True
+    """Whether a run may stop between any two steps. Otherwise what is left of an epoch counts as taken."""
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add-remove", "zero-out", "replace-one")
     default_adjacency: ClassVar[Adjacency] = "add-remove"
     refusal: ClassVar[str] = ""
@@ -36,6 +47,18 @@ class Sampling(ABC):
     @abstractmethod
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         """What `steps` steps release, in the words of dp-accounting."""
+
+    @abstractmethod
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        """Yield the positions of each step's records, step after step without end.
+
+        Args:
+            records: how many records there are; `check_records` has accepted this number.
+            randomness: the source of all that is random in the draw.
+        """
+
+    def check_records(self, records: int) -> None:  # noqa: B027  # most schemes draw from any number
+        """Raise SettingError if this many records cannot be drawn as declared."""
 
     @property
     def rate(self) -> float:
@@ -71,6 +94,8 @@ class Poisson(Sampling):
     'Poisson q = 0.025'
     """
 
+    kind: ClassVar[str] = "poisson"
+
     sample_rate: float
 
     def __post_init__(self) -> None:
@@ -88,6 +113,10 @@ class Poisson(Sampling):
     def rate(self) -> float:
         return self.sample_rate
 
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        while True:
+            yield (randomness.uniform(records) < self.sample_rate).nonzero().squeeze(1)
+
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         one = dp_accounting.PoissonSampledDpEvent(self.sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
         return dp_accounting.SelfComposedDpEvent(one, steps)
@@ -101,6 +130,8 @@ class FullBatch(Sampling):
     100
     """
 
+    kind: ClassVar[str] = "full-batch"
+
     @property
     def name(self) -> str:
         return "full batch"
@@ -108,6 +139,12 @@ class FullBatch(Sampling):
     @property
     def amplified(self) -> bool:
         return False
+
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        import torch  # noqa: PLC0415  # accounting alone does not wait for it
+
+        while True:
+            yield torch.arange(records)
 
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), steps)
@@ -123,6 +160,9 @@ class Shuffled(Sampling):
     >>> Shuffled(steps_per_epoch=40).uses(1200)
     30
     """
+
+    kind: ClassVar[str] = "shuffled"
+    pauses: ClassVar[bool] = False
 
     steps_per_epoch: int
 
@@ -144,6 +184,10 @@ class Shuffled(Sampling):
     def uses(self, steps: int) -> int:
         return math.ceil(steps / self.steps_per_epoch)
 
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        while True:
+            yield from randomness.uniform(records).argsort().tensor_split(self.steps_per_epoch)
+
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         return FullBatch().event(noise_multiplier, self.uses(steps))
 
@@ -158,6 +202,8 @@ class FixedSize(Sampling):
     >>> FixedSize(1).name
     'fixed batches of 1, no amplification'
     """
+
+    kind: ClassVar[str] = "fixed-size"
 
     batch_size: int
     dataset_size: int | None = None
@@ -184,6 +230,14 @@ class FixedSize(Sampling):
     @property
     def amplified(self) -> bool:
         return False
+
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        while True:
+            yield randomness.uniform(records).argsort()[: self.batch_size]
+
+    def check_records(self, records: int) -> None:
+        if self.batch_size > records:
+            raise validate.SettingError("batch_size", self.batch_size, f"at most the {records} records there are")
 
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         return FullBatch().event(noise_multiplier, steps)

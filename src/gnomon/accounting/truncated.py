@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import dp_accounting
 
 from gnomon import validate
-from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.sampling import Poisson, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gnomon.release import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class TruncatedPoisson(Sampling):
     >>> TruncatedPoisson(256 / 60000, max_batch_size=352, dataset_size=60000).name
     'truncated Poisson q = 0.00426667, at most 352 of 60000'
     """
+
+    kind: ClassVar[str] = "truncated-poisson"
 
     sample_rate: float
     max_batch_size: int
@@ -45,6 +55,21 @@ class TruncatedPoisson(Sampling):
     @property
     def rate(self) -> float:
         return self.sample_rate
+
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        for chosen in Poisson(self.sample_rate).draw(records, randomness):
+            kept = randomness.uniform(len(chosen)).argsort()[: self.max_batch_size]
+            yield chosen if len(chosen) <= self.max_batch_size else chosen[kept]
+
+    def check_records(self, records: int) -> None:
+        if records > self.dataset_size:
+            allowed = f"at least the {records} records there are: how often batches are full is part of the accounting"
+            raise validate.SettingError("dataset_size", self.dataset_size, allowed)
+        mean = self.sample_rate * self.dataset_size
+        if records < self.dataset_size and mean > self.max_batch_size:
+            # beyond that, more records would cost each of them less
+            allowed = f"at least {math.ceil(mean)}, what the declared records give, or declare the {records} there are"
+            raise validate.SettingError("max_batch_size", self.max_batch_size, allowed)
 
     def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         one = dp_accounting.TruncatedSubsampledGaussianDpEvent(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from gnomon import validate
-from gnomon.accounting import Shuffled
 from gnomon.data import Loader
 from gnomon.federated.bases import check_fingerprint, round_basis
 from gnomon.federated.memory import Memory
@@ -66,7 +65,7 @@ class Client:
         if abs(strategy.bound(self.bound) / trainer.max_grad_norm - 1) > 1e-9:
             allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
             raise validate.SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
-        if isinstance(trainer.plan.sampler, Shuffled):
+        if not trainer.plan.sampler.pauses:
             raise validate.SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
         self.max_weight = max_weight
         self.memory = memory or Memory()

@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-from gnomon.accounting import Account, Shuffled
+from gnomon.accounting import Account, steps_per_epoch
 from gnomon.ledger.identity import Identity, is_name
 from gnomon.ledger.ledger import Ledger, Total
 from gnomon.ledger.state import RECORD, LedgerRun
@@ -167,8 +167,8 @@ class Spending:
         self.run, self._identity = run, identity
         self.ledger.dataset(identity, self._label)  # records that have come since count too
         lost = 0
-        if isinstance(self._account.sampler, Shuffled):
-            lost = -found.reserved % self._account.sampler.steps_per_epoch
+        if not self._account.sampler.pauses:
+            lost = -found.reserved % steps_per_epoch(self._account.sampler)
         self._dataset, self._left = found.dataset, 0
         if redeclare:
             self.ledger.redeclare(run, self._steps)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from gnomon.accounting import Sampling, Shuffled
+from gnomon.accounting import Sampling, steps_per_epoch
 from gnomon.data import positions
 from gnomon.release import NoiseSource
 
@@ -26,7 +26,7 @@ class Draws(Iterator[Tensor]):
     def __init__(self, sampler: Sampling, size: int, randomness: NoiseSource, begun: int) -> None:
         self.size, self.begun, self.taken = size, begun, 0
         self._positions = positions(sampler, size, randomness)
-        self._epoch = sampler.steps_per_epoch if isinstance(sampler, Shuffled) else 1
+        self._epoch = 1 if sampler.pauses else steps_per_epoch(sampler)
         self._order: object = None
 
     def __next__(self) -> Tensor:

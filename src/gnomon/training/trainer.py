@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gnomon import methods, validate
-from gnomon.accounting import Account, Epsilon, Sampling, Shuffled
+from gnomon.accounting import Account, Epsilon, Sampling
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader
 from gnomon.ledger import Ledger
@@ -457,7 +457,7 @@ class Trainer:
                 f"train holds {size} records, an earlier call had {self._sequence.size}: "
                 "one Trainer accounts for one data set; make another for other data"
             )
-        order = loader.order() if isinstance(self.plan.sampler, Shuffled) else None
+        order = None if self.plan.sampler.pauses else loader.order()
         self._sequence.check(order)
         return self._sequence.over(order)
 
@@ -467,7 +467,7 @@ class Trainer:
         The epoch after them begins as many steps earlier, with records that were used in this one. They cannot be used
         later.
         """
-        if isinstance(self.plan.sampler, Shuffled) and self._sequence is not None:
+        if not self.plan.sampler.pauses and self._sequence is not None:
             for _ in range(self._sequence.taken + self._sequence.begun - self.account.steps):
                 self._charge()
             self._drawn = 0
