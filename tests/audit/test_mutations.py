@@ -143,12 +143,12 @@ def test_honest_noise_passes_with_as_many_draws_as_an_audit_makes():
 @pytest.mark.parametrize(("family", "bug"), cases(mutants.NOISES, every=5))
 def test_a_bug_of_the_noise_is_caught_and_named(family, bug, monkeypatch):
     source, draws, reason = mutants.NOISES[bug]
-    monkeypatch.setattr("gnomon.training.trainer.SecureNoise", source)
+    monkeypatch.setattr("gnomon.training.engine.SecureNoise", source)
     assert reason in " ".join(of_noise(family, draws))
 
 
 def test_noise_cut_at_five_deviations_is_caught_by_as_many_draws_as_an_audit_makes(monkeypatch):
-    monkeypatch.setattr("gnomon.training.trainer.SecureNoise", mutants.cut_at(5.0))
+    monkeypatch.setattr("gnomon.training.engine.SecureNoise", mutants.cut_at(5.0))
     assert of_noise("dp-sgd", DRAWS) == ["W door: draws beyond 5 deviations"]
 
 

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import torch
-from gnomon.forms import FORMS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -18,8 +17,9 @@ from gnomon import methods
 from gnomon.accounting import FullBatch
 from gnomon.clipping import RULES, ClipRule, Fair, PerLayer
 from gnomon.methods import METHODS, LocalSteps, Method
+from gnomon.methods.forms import FORMS
 from gnomon.release import Door, SeededNoise
-from gnomon.subspaces import Basis, Moment, inside, seeing
+from gnomon.subspaces import Basis, Moment
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.training import Trainer
 from gnomon.updates import Updates, gradients
@@ -406,10 +406,10 @@ class Step:
         return 10.0 if self.method.public is not None else 1.0
 
     def seen(self, updates: Updates) -> Updates:
-        return self.basis.coordinates(updates) if self.method.project == "before" else updates
+        return self.method.route.coordinates(self.basis, updates)
 
     def door(self) -> Door:
-        like = self.basis.like if self.method.project == "before" else self.parameters
+        like = self.basis.like if self.method.route.clips_coordinates else self.parameters
         bound = min(self.bound, torch.finfo(torch.float64).max)
         return Door(like, bound, 0.0, 1.0, SeededNoise(0))
 
@@ -422,10 +422,9 @@ class Step:
             door.admit(self.seen(updates), self.method.clip)
         found = door.release()
         coordinates = _flat(found)
-        if self.method.project == "between":
-            found = seeing(self.basis)(found)
-        elif self.method.project == "after":
-            found = inside(self.basis, found)
+        route = self.method.route
+        sketch = route.sketch(self.basis)
+        found = sketch(found) if sketch is not None else route.lifted_coordinates(self.basis, found)
         return Released(coordinates, _flat(self.basis.lift({name: v.to(self.case.dtype) for name, v in found.items()})))
 
 

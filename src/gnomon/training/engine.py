@@ -42,6 +42,12 @@ class Release(NamedTuple):
         extra: values that were released beside the update by name, such as the mean loss.
         basis: the basis of the step.
         metrics: unprotected statistics of the step, for the data holder only.
+
+    >>> from gnomon.methods import dp_sgd
+    >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
+    ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    >>> step.release().metrics["unprotected/batch"]
+    0
     """
 
     coordinates: Mapping[str, Tensor]
