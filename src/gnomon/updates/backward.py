@@ -21,9 +21,6 @@ from gnomon.updates.trees import call, differentiable, tensors
 ROUNDS_COARSELY = 1e-30
 """A gradient this short may have passed numbers below the smallest normal one of float32, which lose their digits."""
 
-MAGNIFIED = 3e4
-"""Gradients with so many times the rounding of the longest ones are told from it to a few hundredths."""
-
 
 def backward(
     model: nn.Module,
@@ -197,7 +194,7 @@ def _refuse_other_order(
     for (where, size, *both), norms in zip(pairs, own, strict=True):
         rows, grown = (grad.reshape(size, -1).double() for grad in both)
         rounding = torch.finfo(both[0].dtype).eps * longest
-        if bool(_grown_otherwise(rows, grown, norms, factors.double(), rounding).any()):
+        if _exchanged(rows, grown, norms, factors.double(), rounding):
             raise ValueError(
                 f"module '{where}' has the samples of a batch in another order than the losses, so nobody "
                 "could tell whose update is whose: let the model keep the order of its inputs (sort records "
@@ -205,21 +202,20 @@ def _refuse_other_order(
             )
 
 
-def _grown_otherwise(rows: Tensor, grown: Tensor, own: Tensor, factors: Tensor, rounding: float) -> Tensor:
-    """Which rows have grown by something else than their factors, (B,).
+def _exchanged(rows: Tensor, grown: Tensor, own: Tensor, factors: Tensor, rounding: float) -> bool:
+    """Whether rows have grown by the factors of other samples: two at least, and half of those that do not fit.
 
-    Not those that have left the range of the format or lost their digits. `rounding` is that of the longest gradients
-    of any layer, which a norm of nearly equal numbers (a blank picture) magnifies a few hundred times: rows that may
-    be made of it count only if all of them, two at least, have grown by the factors of other samples.
+    Rows that have left the range of the format or lost their digits do not count, nor those that are no longer than
+    `rounding`, that of the longest gradients of any layer. Norms of nearly equal numbers (a blank picture) magnify it
+    without limit, so that any row may be made of it; but then it has not grown by the factor of another sample.
     """
     apart = torch.linalg.vector_norm(grown - factors[:, None] * rows, dim=1)
-    otherwise = apart.isfinite() & (own > ROUNDS_COARSELY) & (apart > 0.02 * own + 1e-5 * own[own.isfinite()].sum())
+    total = own[own.isfinite()].sum()
+    doubtful = apart.isfinite() & (own > max(ROUNDS_COARSELY, 4 * rounding)) & (apart > 0.02 * own + 1e-5 * total)
     ratio = (grown * rows).sum(1) / own.square()
     straight = torch.linalg.vector_norm(grown - ratio[:, None] * rows, dim=1) < 0.005 * own
-    of_another = straight & ((ratio[:, None] - factors).abs() < 0.005).any(1)
-    doubtful = otherwise & (own > 4 * rounding)
-    exchanged = bool(of_another[doubtful].all()) and int(doubtful.sum()) > 1
-    return doubtful if exchanged else doubtful & (own > MAGNIFIED * rounding)
+    fits = doubtful & straight & ((ratio[:, None] - factors).abs() < 0.005).any(1)
+    return bool(fits.sum() >= max(2, 0.5 * int(doubtful.sum())))
 
 
 def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
