@@ -189,6 +189,29 @@ def test_norms_are_right_also_when_large_terms_nearly_cancel(kind, ratio):
     assert leaf.square_norms().sqrt().item() == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["factored", "indexed", "summed"])
+@pytest.mark.parametrize("width", [48, 300])
+def test_norms_of_terms_that_cancel_in_part_are_right_to_a_few_parts_in_a_hundred_thousand(kind, width):
+    """Thousands of samples that are between 1 and 60 times shorter than their terms: the worst of them counts."""
+    draw = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=draw)
+    size, rows = 2000, 16
+    short = torch.logspace(0, -1.8, size)[:, None]
+    a, b = normal(size, width), normal(size, rows)
+    tokens = torch.stack([a, a + short * normal(size, width)], 1)
+    errors = torch.stack([b, short * normal(size, rows) - b], 1)
+    if kind == "factored":
+        leaf: Leaf = Factored(tokens[:, None], errors[:, None], torch.Size([rows, width]))
+    elif kind == "indexed":
+        signs = torch.tensor([1.0, -1.0])[None, :, None]
+        leaf = Indexed(torch.ones(size, 2, dtype=torch.long), tokens * signs, torch.Size([5, width]))
+    else:
+        shape = torch.Size([rows, width])
+        leaf = Summed([Factored(tokens[:, None, t : t + 1], errors[:, None, t : t + 1], shape) for t in range(2)])
+    exact = leaf.double().dense().flatten(1).norm(dim=1)
+    torch.testing.assert_close(leaf.square_norms().sqrt(), exact, rtol=2e-5, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["factored", "indexed", "convolution", "summed"])
 @pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
 def test_sums_are_right_also_when_large_terms_nearly_cancel(kind, ratio):

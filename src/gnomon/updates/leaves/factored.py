@@ -69,19 +69,20 @@ class Factored(Leaf):
     def measured(self) -> tuple[Tensor, Tensor]:
         """Square norms and their ceilings."""
         if self.length > 1 and self.ghost_is_cheaper():
-            square, ceiling = self._ghost()
-            return exact_where_cancelled(self, square, ceiling), ceiling
+            square, ceiling, spread = self._ghost()
+            return exact_where_cancelled(self, square, ceiling, spread), ceiling
         size, groups = self.inputs.shape[:2]
         a = row_square_norms(self.inputs.reshape(size * groups, self.inputs.shape[2:].numel()))
         b = row_square_norms(self.outputs.reshape(size * groups, self.outputs.shape[2:].numel()))
         ceiling = (a * b).view(size, groups).sum(1)
         return (ceiling if self.length == 1 else super().square_norms()), ceiling  # |b a^T| = |a| |b|
 
-    def _ghost(self) -> tuple[Tensor, Tensor]:
-        """`sum (A_i A_i^T) * (B_i B_i^T)` and ceilings; in float64 where squares leave the range of float32."""
+    def _ghost(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`sum (A_i A_i^T) * (B_i B_i^T)`, ceilings, and the norm of the terms; float64 where squares leave float32."""
         size, groups, length, _ = self.inputs.shape
         square = self.like.new_zeros(size, dtype=torch.float64)
-        ceiling, usable = torch.zeros_like(square), torch.ones_like(square, dtype=torch.bool)
+        ceiling, spread = torch.zeros_like(square), torch.zeros_like(square)
+        usable = torch.ones_like(square, dtype=torch.bool)
         step = max(1, CHUNK_BYTES // max(1, groups * length * length * self.like.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
@@ -89,12 +90,14 @@ class Factored(Leaf):
             b = self.outputs[part] @ self.outputs[part].mT
             trace_a, trace_b = (x.diagonal(0, 2, 3).sum(2, dtype=torch.float64) for x in (a, b))
             ceiling[part] = (trace_a * trace_b).sum(1)
-            square[part] = a.mul_(b).flatten(1).sum(1, dtype=torch.float64)
+            terms = a.mul_(b).flatten(1)
+            square[part] = terms.sum(1, dtype=torch.float64)
+            spread[part] = torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64)
             usable[part] = _in_range(trace_a) & _in_range(trace_b)
         if self.like.dtype is not torch.float64 and not bool(usable.all()):
             index = (~usable).nonzero().squeeze(1)
-            square[index], ceiling[index] = self.select(index).double()._ghost()
-        return square, ceiling
+            square[index], ceiling[index], spread[index] = self.select(index).double()._ghost()
+        return square, ceiling, spread
 
     def ghost_is_cheaper(self) -> bool:
         """Whether T^2 (in + out) multiplications beat the T in out of writing the matrix out."""
@@ -167,15 +170,19 @@ def _in_range(traces: Tensor) -> Tensor:
     return ((traces > 1e-18) & (traces < 1e18)).all(1)
 
 
-def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor) -> Tensor:
+def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor, spread: Tensor | None = None) -> Tensor:
     """Square norms from signed terms, computed again in float64 where the terms nearly cancelled or overflowed.
 
-    Guarantee: the relative error of a finite result stays near 1e-4 or below also when large terms of
-    opposite sign leave a small norm, so clipping cannot be fooled by rounding. An update has a finite norm if its
-    ceiling is finite, whatever `square` is, and none if its ceiling is not.
+    `spread` is the norm of the terms where they round independently of each other, as those of many tokens do: their
+    sum then errs by a few roundings of that, else of `ceiling`.
+
+    Guarantee: the relative error of a finite norm stays near 1e-5 or below also when large terms of opposite sign
+    leave a small one, so clipping cannot be fooled by rounding. An update has a finite norm if its ceiling is finite,
+    whatever `square` is, and none if its ceiling is not.
     """
-    limit = 1e4 * torch.finfo(leaf.like.dtype).eps
-    plausible = (square > limit * ceiling) & (square < (1 + limit) * ceiling)
+    eps = torch.finfo(leaf.like.dtype).eps
+    least = torch.maximum(1e4 * eps * ceiling, 2e5 * eps * (ceiling if spread is None else spread))
+    plausible = (square > least) & (square < (1 + 1e4 * eps) * ceiling)
     doubtful = ~plausible & (ceiling > 0) & torch.isfinite(ceiling)
     if bool(doubtful.any()):
         index = doubtful.nonzero().squeeze(1)

@@ -61,7 +61,8 @@ class Indexed(Leaf):
         ceiling = square.clone()
         ceiling[twice] = lengths[twice].sum(1).square_()
         some = self.select(twice)
-        square[twice] = exact_where_cancelled(some, some._paired(lengths[twice].amax(1)), ceiling[twice])
+        paired, spread = some._paired(lengths[twice].amax(1))
+        square[twice] = exact_where_cancelled(some, paired, ceiling[twice], spread)
         return square, ceiling
 
     def _repeated(self, lengths: Tensor) -> Tensor:
@@ -70,21 +71,27 @@ class Indexed(Leaf):
         places = torch.where(lengths == 0, spare, self.index).sort(1).values
         return (places[:, 1:] == places[:, :-1]).any(1)
 
-    def _paired(self, longest: Tensor) -> Tensor:
-        """Square norms over all pairs of positions, in float64 where squares of the longest leave float32."""
+    def _paired(self, longest: Tensor) -> tuple[Tensor, Tensor]:
+        """Square norms over all pairs of positions, and the norm of their terms.
+
+        In float64 where squares of the longest leave float32.
+        """
         size, length = self.index.shape
         square = self.values.new_zeros(size, dtype=torch.float64)
+        spread = torch.zeros_like(square)
         step = max(1, CHUNK_BYTES // max(1, length * length * self.values.element_size()))
         for start in range(0, size, step):
             part = slice(start, start + step)
             same = self.index[part, :, None] == self.index[part, None, :]
             dots = self.values[part] @ self.values[part].mT
-            square[part] = torch.where(same, dots, 0).flatten(1).sum(1, dtype=torch.float64)
+            terms = torch.where(same, dots, 0).flatten(1)
+            square[part] = terms.sum(1, dtype=torch.float64)
+            spread[part] = torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64)
         outside = ~((longest > 1e-15) & (longest < 1e15))
         if self.values.dtype is not torch.float64 and bool(outside.any()):
             index = outside.nonzero().squeeze(1)
-            square[index] = self.select(index).double()._paired(longest[index])
-        return square
+            square[index], spread[index] = self.select(index).double()._paired(longest[index])
+        return square, spread
 
     def gram(self, other: Leaf) -> Tensor:
         if not isinstance(other, Indexed):
