@@ -18,8 +18,9 @@ from gnomon.updates.losses import Loss, checked, per_sample
 from gnomon.updates.recorder import Mark, Memo, NeedsCopies, OtherPath, Own, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
-UNDERFLOW = 1e-30
-"""How far apart two rows may be where numbers are too small for float32 to scale exactly."""
+UNDERFLOW, NEGLIGIBLE = 1e-30, 1e-12
+"""How far apart two gradients may be where numbers are too small for float32 to scale exactly: in absolute terms, and
+beside the longest gradient of the same sample."""
 
 
 def backward(
@@ -184,7 +185,12 @@ def _unlike_factors(losses: Tensor) -> Tensor:
 def _refuse_other_order(
     found: Layout, marks: list[Mark], grads: Sequence[Tensor | None], scaled: Sequence[Tensor | None], factors: Tensor
 ) -> None:
-    """A sample's row in a layer must be that of its loss: with losses times a factor each, it shrinks by its own."""
+    """A sample's row in a layer must be that of its loss: with losses times a factor each, it shrinks by its own.
+
+    Each row is judged by its own gradients alone. One that is negligible beside the sample's others is not: it may be
+    what is left of numbers too small for float32 to scale exactly.
+    """
+    rows: list[tuple[str, Tensor, Tensor]] = []
     place = 0
     for mark in marks:
         for dim in found.batch[mark.key][len(mark.inputs) :]:
@@ -192,15 +198,20 @@ def _refuse_other_order(
             place += 1
             if one is None or other is None or dim is None:
                 continue
-            rows, scaled_rows = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
-            own = factors.double() * torch.linalg.vector_norm(rows, dim=1)
-            apart = torch.linalg.vector_norm(scaled_rows - factors.double()[:, None] * rows, dim=1)
-            if bool((apart > 0.02 * own + UNDERFLOW).any()):
-                raise ValueError(
-                    f"module '{mark.key[0]}' has the samples of a batch in another order than the losses, so nobody "
-                    "could tell whose update is whose: let the model keep the order of its inputs (sort records "
-                    "beforehand, or give padded sequences)"
-                )
+            whole, shrunk = (grad.movedim(dim, 0).reshape(grad.shape[dim], -1).double() for grad in (one, other))
+            own = factors.double() * torch.linalg.vector_norm(whole, dim=1)
+            apart = torch.linalg.vector_norm(shrunk - factors.double()[:, None] * whole, dim=1)
+            rows.append((mark.key[0], own, apart))
+    if not rows:
+        return
+    longest = torch.stack([own for _, own, _ in rows]).amax(0)  # (B,)
+    for where, own, apart in rows:
+        if bool((apart > 0.02 * own + NEGLIGIBLE * longest + UNDERFLOW).any()):
+            raise ValueError(
+                f"module '{where}' has the samples of a batch in another order than the losses, so nobody could tell "
+                "whose update is whose: let the model keep the order of its inputs (sort records beforehand, or give "
+                "padded sequences)"
+            )
 
 
 def _refuse_coarse(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
