@@ -15,7 +15,7 @@ from gnomon import methods
 from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, PerLayer, UpdateAndLoss
 from gnomon.subspaces import Moment
 from gnomon.training import NotPrivate
-from gnomon.training.stages import refuse_mixing_rule
+from gnomon.training.clip_rule_check import refuse_mixing_rule
 from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")

@@ -77,7 +77,7 @@ class Method:
 
     def __post_init__(self) -> None:
         validate.non_negative("pre_noise", self.pre_noise)
-        if not hasattr(self.route, "release_shape"):
+        if not isinstance(self.route, Route):
             raise validate.SettingError("route", self.route, "ProjectThenClip(), ClipThenProject() or ClipThenSketch()")
         self.route.check(self.subspace)
         if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):

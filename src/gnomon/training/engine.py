@@ -21,9 +21,9 @@ from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Ambient, Basis, Moment
+from gnomon.training.clip_rule_check import refuse_mixing_rule
 from gnomon.training.independence import Coordinates, refuse_touched
 from gnomon.training.placement import Placed, multiple, place
-from gnomon.training.stages import refuse_mixing_rule
 from gnomon.training.view import Observer, View
 from gnomon.training.watch import Record, Watch
 from gnomon.updates import Loss, Updates, per_sample
@@ -35,25 +35,23 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 class Release(NamedTuple):
-    """What one step has released, and with it everything that later stages may read.
+    """What one step has released. All of it may be published.
 
     Attributes:
         coordinates: the noisy mean in the coordinates of the basis.
         extra: values that were released beside the update by name, such as the mean loss.
-        basis: the basis of the step.
-        metrics: unprotected statistics of the step, for the data holder only.
+        basis: the basis of the step, made of public records and released weights.
 
     >>> from gnomon.methods import dp_sgd
     >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
     ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
-    >>> step.release().metrics["unprotected/batch"]
-    0
+    >>> sorted(step.release().coordinates), step.metrics["unprotected/batch"]
+    (['bias', 'weight'], 0)
     """
 
     coordinates: Mapping[str, Tensor]
     extra: Mapping[str, float]
     basis: Basis
-    metrics: Record
 
 
 @dataclass
@@ -154,6 +152,8 @@ class PrivateStep:
         self.observers = tuple(observers)
         self.taken = 0
         """How many steps were released, or count as such after a restart."""
+        self.metrics: Record = {}
+        """Unprotected statistics of the last step that was released, for the data holder only."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._door = door
         self._open: _OpenStep | None = None
@@ -199,14 +199,13 @@ class PrivateStep:
             if not self.untrusted_weights:
                 refuse_touched(touched)
         released = step.door.release()
-        self._open = None
+        self._open, self.metrics = None, step.metrics.record()
         self.taken += 1
         extra = getattr(step.basis, "extra", None)
         return Release(
             self.method.route.lifted_coordinates(step.basis, released),
             {} if extra is None else extra(released),
             step.basis,
-            step.metrics.record(),
         )
 
     @exact_products()
@@ -280,8 +279,8 @@ class PrivateStep:
         now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if now != {name: id(p) for name, p in self.parameters.items()}:
             raise RuntimeError(
-                "parameters were frozen, thawed or replaced since this Trainer was made, and it would not follow: "
-                "make another"
+                "parameters were frozen, thawed or replaced since this Trainer or PrivateStep was made, and it would "
+                "not follow: make another"
             )
         basis, route = self._basis_now(), self.method.route
         door = (self._door or Door)(

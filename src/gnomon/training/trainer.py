@@ -408,7 +408,7 @@ class Trainer:
         if self.average is not None:
             self.average.update_parameters(self.model)
         self._schedule("step")
-        return self.released.metrics
+        return self.engine.metrics
 
     @property
     def _epoch_ends(self) -> bool:
