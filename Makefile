@@ -74,7 +74,7 @@ bench: $(BENCH_STAMP)
 
 # All that docs/results.md reports. It goes on from the finished cells in experiments/results: stop it and start it again
 # at will. One that fails does not stop the others. Short runs (FAST=--fast) stay apart, in runs.
-EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/reproduce/experiments/*.yaml))) federated local-steps compressed
+EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/studies/reproduce/experiments/*.yaml))) federated local-steps compressed
 RESULTS ?= $(if $(FAST),runs/reproduce,experiments/results)
 SHORT_STEPS := $(if $(FAST),--private 2000 --epochs 1 --epsilons 2 --seeds 1)
 

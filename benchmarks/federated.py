@@ -17,7 +17,7 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
 from gnomon.federated import Client, Member, Reach, Server, fedavg, fedpcdp
-from gnomon.federated.simulate import InProcess, run_round
+from gnomon.federated.rounds import InProcess, run_round
 from gnomon.models import paper_cnn
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

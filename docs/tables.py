@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gnomon.cells import kept_cells
-from gnomon.reproduce import available, read_experiment
-from gnomon.reproduce.result import caption, markdown
-from gnomon.reproduce.run import done_rows
+from gnomon.studies.cells import kept_cells
+from gnomon.studies.reproduce import available, read_experiment
+from gnomon.studies.reproduce.result import caption, markdown
+from gnomon.studies.reproduce.run import done_rows
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"

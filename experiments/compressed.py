@@ -29,12 +29,12 @@ from gnomon import Trainer, evaluate
 from gnomon.accounting import FixedSize, FullBatch, Sampling
 from gnomon.constraints import L1Ball
 from gnomon.data import load
+from gnomon.figures.comparison import COLOURS
 from gnomon.losses import hinge, logistic
 from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.methods.steps import ConstrainedDescent
 from gnomon.release import SeededNoise
-from gnomon.report.comparison import COLOURS
-from gnomon.steps import ConstrainedDescent
 from gnomon.subspaces.basis import AmbientBasis, Basis
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 

@@ -23,13 +23,13 @@ from typing import Any
 import federated_tables
 import torch
 
-from gnomon.cells import CellsFailed, kept_cells, run_cells, settings_key
 from gnomon.clipping import UpdateAndLoss
-from gnomon.federated.setup import build
-from gnomon.federated.simulate import InProcess, rounds
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.rounds import InProcess, rounds
+from gnomon.federated.simulation.setup import build
 from gnomon.memory import keep_memory
-from gnomon.runs import plain
+from gnomon.runs.federate_config import FederateConfig
+from gnomon.runs.train import plain
+from gnomon.studies.cells import CellsFailed, kept_cells, run_cells, settings_key
 
 IID = ("fedavg", "fedprox", "fedlrs", "fedpdp", "fedpcdp")
 SKEWED = ("fedavg", "scaffold", "fedprox", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp")

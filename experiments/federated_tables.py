@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.accounting import digits
-from gnomon.report.comparison import colours
-from gnomon.report.picture import GREY, Picture, bars, blank, legend, over_seeds
-from gnomon.reproduce.words import difference, spread, three
-from gnomon.store import made_with, made_words
+from gnomon.figures.comparison import colours
+from gnomon.figures.picture import GREY, Picture, bars, blank, legend, over_seeds
+from gnomon.studies.reproduce.names import difference, spread, three
+from gnomon.studies.store import made_with, made_words
 
 NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedlrs": "FedLRS", "fedpdp": "FedPDP", "fedpcdp": "FedPCDP",

@@ -21,10 +21,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gnomon import compare
 from gnomon.accounting import noise_multiplier
-from gnomon.config import recipe
-from gnomon.report.picture import WARNING
+from gnomon.figures.picture import WARNING
+from gnomon.runs.config import recipe
+from gnomon.studies import compare
 
 STEP_SIZES, BOUNDS, LOCAL_STEPS = (0.1, 1.0), (0.1, 0.3, 1.0), (1, 2, 5, 10)
 LONGER = 5

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from gnomon import compare
-from gnomon.cells import CellsFailed, kept_cells, run_cells, settings_key
-from gnomon.cli import main
-from gnomon.config import TrainConfig
-from gnomon.reproduce import read_experiment, reproduce
-from gnomon.store import Store
+from gnomon.cli.main import main
+from gnomon.runs.config import TrainConfig
+from gnomon.studies import compare
+from gnomon.studies.cells import CellsFailed, kept_cells, run_cells, settings_key
+from gnomon.studies.reproduce import read_experiment, reproduce
+from gnomon.studies.store import ResultStore
 from tests.reproduce.test_reproduce import toy
 
 
@@ -74,7 +74,7 @@ def test_what_another_process_finished_meanwhile_is_not_run_again(tmp_path):
 
     def job(cell):
         ran.append(cell.key)
-        Store(tmp_path).write("cell2", {"accuracy": 0.75})
+        ResultStore(tmp_path).write("cell2", {"accuracy": 0.75})
         return fine(cell)
 
     found = run_cells(CELLS, tmp_path, job, progress=False)
@@ -88,7 +88,7 @@ def test_several_writers_of_one_cell_do_not_meet(tmp_path):
     def write():
         try:
             for _ in range(30):
-                Store(tmp_path).write("same", {"accuracy": 0.5})
+                ResultStore(tmp_path).write("same", {"accuracy": 0.5})
         except OSError as error:
             errors.append(error)
 

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 import gnomon
 from gnomon import models
 from gnomon.accounting import Account
-from gnomon.building import build_trainer
-from gnomon.cli import main
-from gnomon.config import TrainConfig
+from gnomon.cli.main import main
 from gnomon.data import load
 from gnomon.ledger import Ledger
-from gnomon.run_folder import claimed
+from gnomon.runs.build import build_trainer
+from gnomon.runs.config import TrainConfig
+from gnomon.runs.folder import claimed
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
 
@@ -295,11 +295,11 @@ def test_folders_that_are_no_training_run_are_named(tmp_path, capsys):
     (tmp_path / "runs" / "other").mkdir()
     inside = ", ".join(str(tmp_path / "runs" / run) for run in "abf")
     for words, told in (
-        (["diagnose", "runs/a"], "give the folder of a training run: it holds a comparison"),
-        (["diagnose", "runs/f"], "give the folder of a training run: it holds a federation"),
-        (["diagnose", "runs/other"], "give the folder of a training run"),
-        (["diagnose", "runs"], f"give the folder of a training run: it has {inside}"),
-        (["report", "runs"], f"give folders of runs, of which it has {inside}"),
+        (["diagnose", "runs/a"], "expected the folder of a training run: it holds a comparison"),
+        (["diagnose", "runs/f"], "expected the folder of a training run: it holds a federation"),
+        (["diagnose", "runs/other"], "expected the folder of a training run"),
+        (["diagnose", "runs"], f"expected the folder of a training run: it has {inside}"),
+        (["report", "runs"], f"expected folders of runs, of which it has {inside}"),
         (["report", "runs/other"], "that gnomon train, compare or reproduce has written"),
     ):
         assert main([words[0], str(tmp_path / words[1])]) == 2
@@ -346,7 +346,7 @@ def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
     assert main([*SHORT, *settings, "--method", "pcdp", "--public", "5", "--out", str(out), "--overwrite"]) == 2
     for flag in ("evaluate-every", "checkpoint-every", "diagnose"):
         assert main([*SHORT, f"--{flag}", "0", "--out", str(out), "--overwrite"]) == 2
-        assert f"{flag} = 0 is not allowed" in capsys.readouterr().err
+        assert f"{flag} = 0 is invalid" in capsys.readouterr().err
     assert {name: (out / name).read_bytes() for name in files(out)} == before
 
 
@@ -396,7 +396,7 @@ def test_help_teaches_without_waiting_for_torch():
     ).stdout
     assert "examples:" in said
     assert "--target-epsilon" in said
-    code = "import sys, gnomon.cli; gnomon.cli._parser(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from gnomon.cli.main import _parser; _parser(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert time.monotonic() - started < 60
 

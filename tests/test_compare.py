@@ -13,17 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon import compare, compared_methods, data, models, run_folder
-from gnomon.building import records
-from gnomon.cells import CellsFailed
-from gnomon.cli import main
-from gnomon.config import TrainConfig
+from gnomon import data, models
+from gnomon.cli.main import main
+from gnomon.errors import SettingError
+from gnomon.figures.comparison import comparison_pictures
 from gnomon.report import report
-from gnomon.report.comparison import comparison_pictures
 from gnomon.report.page import section
 from gnomon.report.read import read_run
+from gnomon.runs import folder as run_folder
+from gnomon.runs.build import records
+from gnomon.runs.config import TrainConfig
+from gnomon.studies import compare
+from gnomon.studies import method_specs as compared_methods
+from gnomon.studies.cells import CellsFailed
 from gnomon.training import evaluate, train_on_public
-from gnomon.validate import SettingError
 
 SMALL = TrainConfig(epochs=2.0, public=40, rank=10)
 
@@ -169,7 +172,7 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
         (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
-        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is not allowed: give it beside a method"),
+        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is invalid; expected it beside a method"),
         (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
         (["--target-epsilons", "one"], "target-epsilons = 'one'"),
         (["--target-epsilons", "-1"], "target-epsilons = -1.0"),
@@ -349,7 +352,7 @@ def test_the_page_shows_a_shared_cell_under_the_label_of_its_comparison(tmp_path
 
 def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
-    rows = [compare.Row("dp-sgd", 2.0, 1.0, 0.5, None, 1, 1.0)]
+    rows = [compare.ComparisonRow("dp-sgd", 2.0, 1.0, 0.5, None, 1, 1.0)]
 
     def leave():
         compare.write(rows, tmp_path, "", say=lambda text: None)
@@ -369,7 +372,10 @@ def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, mo
 
 
 def test_columns_of_the_table_are_told_apart_by_epsilon():
-    rows = [compare.Row("a", 2.0, 1.0, 0.5, 0.0, 1, 1.0), compare.Row("b", 2.0, 0.7, 0.5, 0.0, 1, 1.0)]
+    rows = [
+        compare.ComparisonRow("a", 2.0, 1.0, 0.5, 0.0, 1, 1.0),
+        compare.ComparisonRow("b", 2.0, 0.7, 0.5, 0.0, 1, 1.0),
+    ]
     table = compare.markdown(rows)
     assert "epsilon 1.000" in table
     assert "epsilon 0.700" in table

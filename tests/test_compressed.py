@@ -13,19 +13,19 @@ from torch import nn
 import gnomon
 from gnomon.accounting import FixedSize, FullBatch, Poisson
 from gnomon.accounting.sketch import sketched_gaussian
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.clipping import Flat
 from gnomon.constraints import L1Ball, L2Ball, NuclearBall
+from gnomon.errors import SettingError
 from gnomon.losses import LOSSES, hinge, huber, logistic
 from gnomon.methods import ClipThenSketch, Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
 from gnomon.methods.forms import FORMS, LINEAR_SKETCH, PUBLISHED_WHOLE_BATCH_NORMALISER
+from gnomon.methods.steps import ConstrainedDescent
 from gnomon.release import Door, SeededNoise
-from gnomon.steps import ConstrainedDescent
 from gnomon.subspaces import GaussianSketch, Growing, RandomMask
 from gnomon.subspaces.basis import COORDINATES
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.updates import Dense, Updates
-from gnomon.validate import SettingError
 
 D = torch.float64
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gnomon.config import TrainConfig
 from gnomon.data import load
 from gnomon.data.sources.arrays import SPLIT, WHOLE
+from gnomon.runs.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -14,10 +14,10 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from gnomon import CompressedClassifier, CompressedRegressor, Trainer
 from gnomon.data import CsrRecords, Loader
+from gnomon.errors import SettingError
 from gnomon.losses import logistic
 from gnomon.models import SparseLinear
 from gnomon.updates import gradients
-from gnomon.validate import SettingError
 
 CANNOT = {"check_pipeline_consistency": "two fits of a private model differ: their noise does"}
 """Checks of scikit-learn that a private estimator cannot pass."""
@@ -150,7 +150,7 @@ def test_batches_last_iterates_and_clones_work():
     ("settings", "named"),
     [({"loss": "squares"}, "loss"), ({"form": "E"}, "form"), ({"iterate": "best"}, "iterate"),
      ({"epsilon": -1.0}, "epsilon"), ({"constraint": "l9:1"}, "constraint"), ({"batch_rate": 2.0}, "batch_rate"),
-     ({"lr": float("nan")}, "lr"), ({"constraint": 5}, "constraint = 5 is not allowed: give l1:RADIUS")],
+     ({"lr": float("nan")}, "lr"), ({"constraint": 5}, "constraint = 5 is invalid; expected l1:RADIUS")],
 )  # fmt: skip
 def test_bad_settings_are_refused_by_name(settings, named):
     X, y = blobs(n=20)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.reproduce import available
-from gnomon.reproduce.files import ELSEWHERE
+from gnomon.studies.reproduce import available
+from gnomon.studies.reproduce.files import ELSEWHERE
 
 ROOT = Path(__file__).parents[1]
 

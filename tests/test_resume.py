@@ -14,10 +14,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.ledger import Ledger
-from gnomon.resume import resume
-from gnomon.run_folder import RunFolder
+from gnomon.runs.folder import RunFolder
+from gnomon.runs.resume import resume
 
 RUN = ["train", "--epochs", "6", "--quiet", "--sampler", "full", "--noise-multiplier", "30", "--momentum", "0.9"]
 

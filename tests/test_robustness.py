@@ -14,9 +14,9 @@ from torch import nn
 
 import gnomon
 from gnomon.accounting import FullBatch, epsilon, noise_multiplier
+from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.release import SeededNoise
-from gnomon.validate import SettingError
 
 ROOT = Path(__file__).parent.parent
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -189,7 +189,7 @@ def test_a_large_delta_is_warned_of_and_never_gives_a_negative_epsilon(delta):
      ("max_grad_norm", math.nan), ("target_epsilon", math.nan), ("target_epsilon", 0.0)],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused_by_name_value_and_remedy(name, value):
-    with pytest.raises(SettingError, match=f"{name} = .*: give"):
+    with pytest.raises(SettingError, match=f"{name} = .*; expected"):
         trainer(**{name: value})
 
 

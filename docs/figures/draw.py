@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from gnomon.audit import audit
-from gnomon.audit.settings import trainer_to_audit
-from gnomon.config import TrainConfig
-from gnomon.report import audit_scores
-from gnomon.reproduce import read_experiment
-from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.run import done_rows
+from gnomon.figures.audit import audit_scores
+from gnomon.runs.audit import trainer_to_audit
+from gnomon.runs.config import TrainConfig
+from gnomon.studies.reproduce import read_experiment
+from gnomon.studies.reproduce.picture import pictures
+from gnomon.studies.reproduce.run import done_rows
 
 HERE = Path(__file__).parent
 INK, PRIVATE, DOOR, PUBLIC = "#1f2933", "#fde8e1", "#b5482a", "#e3f0ff"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gnomon.version import __version__
+
 if TYPE_CHECKING:
     from gnomon import (
         accounting,
@@ -26,10 +28,9 @@ if TYPE_CHECKING:
         updates,
     )
     from gnomon.estimators import CompressedClassifier, CompressedRegressor
-    from gnomon.training import BudgetExhausted, NotPrivate, PrivateStep, Result, Statement, Trainer
+    from gnomon.training import BudgetExhausted, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
-__version__ = "0.1.0"
 
 __all__ = [
     "BudgetExhausted",
@@ -37,9 +38,10 @@ __all__ = [
     "CompressedRegressor",
     "NotPrivate",
     "PrivateStep",
-    "Result",
     "Statement",
     "Trainer",
+    "TrainingResult",
+    "__version__",
     "accounting",
     "audit",
     "clipping",

@@ -20,12 +20,13 @@ from gnomon import losses
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.constraints import Constraint
 from gnomon.data.sparse import CsrRecords
+from gnomon.errors import SettingError
 from gnomon.methods import Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
 from gnomon.methods.forms import FORMS, Form
 from gnomon.models.sparse import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
-from gnomon.validate import SettingError, positive, sample_rate
+from gnomon.validate import positive, sample_rate
 
 COUNTED = "counted: the number of records is public here"
 

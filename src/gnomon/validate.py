@@ -5,17 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-
-class SettingError(ValueError):
-    """A setting that cannot be used.
-
-    >>> str(SettingError("max_grad_norm", -1.0, "a finite number above 0"))
-    'max_grad_norm = -1.0 is not allowed: give a finite number above 0'
-    """
-
-    def __init__(self, name: str, value: object, allowed: str) -> None:
-        self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(f"{name} = {value!r} is not allowed: give {allowed}")
+from gnomon.errors import SettingError
 
 
 def number(name: str, value: object, allowed: str = "a finite number") -> float:
@@ -25,7 +15,7 @@ def number(name: str, value: object, allowed: str = "a finite number") -> float:
     1.0
     >>> number("lr", float("nan"))
     Traceback (most recent call last):
-    gnomon.validate.SettingError: lr = nan is not allowed: give a finite number
+    gnomon.errors.SettingError: lr = nan is invalid; expected a finite number
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise SettingError(name, value, allowed)

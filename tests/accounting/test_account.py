@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 
 def test_charges_add_up_to_the_epsilon_of_the_whole():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon, noise_multiplier
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 RUN = {"steps": 1000, "delta": 1e-5}
 

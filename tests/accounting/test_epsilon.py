@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gnomon.accounting import Epsilon, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.accounting.bounds import bound
-from gnomon.accounting.run import Run
-from gnomon.validate import SettingError
+from gnomon.accounting.composition import GaussianComposition
+from gnomon.errors import SettingError
 
 RUN = {"noise_multiplier": 2.0, "steps": 100, "delta": 1e-5}
 few = settings(max_examples=5, deadline=None)
@@ -185,7 +185,7 @@ def test_a_sampler_that_somebody_may_change_is_asked_anew():
         __setattr__ = object.__setattr__
 
     sampler = Mine(0.1)
-    run = Run(sampler, 2.0, 50, 1e-5, "add-remove")
+    run = GaussianComposition(sampler, 2.0, 50, 1e-5, "add-remove")
     before = bound("pld", run).value
     sampler.sample_rate = 0.2
     assert bound("pld", run).value > 1.5 * before

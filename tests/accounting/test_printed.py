@@ -11,15 +11,18 @@ import pytest
 from gnomon.accounting import Account, Epsilon, FullBatch, Poisson, digits, epsilon
 from gnomon.audit import Claim
 from gnomon.audit.report import Report
-from gnomon.cli import main
-from gnomon.compare import Row, markdown
+from gnomon.cli.main import main
+from gnomon.figures import curve as curves
+from gnomon.figures.comparison import comparison_pictures
+from gnomon.figures.curve import training_curve
+from gnomon.figures.training import training_pictures
 from gnomon.ledger import Budget, Ledger, OverBudget
-from gnomon.report import comparison_pictures, report, training_curve, training_pictures
-from gnomon.report import curve as curves
-from gnomon.report.words import guess, promise
-from gnomon.reproduce.result import _range
+from gnomon.report import report
+from gnomon.statement.promise import guess, promise
+from gnomon.statement.statement import Statement
+from gnomon.studies.compare import ComparisonRow, markdown
+from gnomon.studies.reproduce.result import _range
 from gnomon.training.progress import Bar
-from gnomon.training.statement import Statement
 
 AWKWARD = [0.01006, 0.5004, 0.1, 0.3, 0.70001, 1.0, 2.99949, 12.3451, 0.000123456, 0.00990001, 1234.5678, 3.00049e6]
 """Values that rounding to the nearest would print below themselves, and some that it prints as they are."""
@@ -120,7 +123,7 @@ def test_what_follows_from_an_epsilon_is_not_less_either():
 
 @pytest.mark.parametrize("value", [0.01006, 0.5004, 2.9994])
 def test_tables_do_not_show_less_than_was_spent(value):
-    row = Row("dp-sgd", 2.0, value, 0.6, 0.1, 2, 1.0)
+    row = ComparisonRow("dp-sgd", 2.0, value, 0.6, 0.1, 2, 1.0)
     assert min(numbers(markdown([row]), "epsilon ")) >= value
     assert min(numbers(comparison_pictures([row], [])[0].alt)) >= value
     assert float(_range([value])) >= value

@@ -22,7 +22,7 @@ from gnomon.accounting import (
 )
 from gnomon.accounting.gaussian import exact
 from gnomon.accounting.sketch import SHARE, lemma_constant, sketched_gaussian
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 
 @pytest.mark.parametrize("m", [2, 5, 20])

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
 from gnomon.audit.target import NoNoise
+from gnomon.randomness import BYTES_PER_KEY, _forks
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.release.door import GRID_BITS
-from gnomon.release.noise import BYTES_PER_KEY, _forks
 from gnomon.subspaces import Embedding, RandomMask
 from gnomon.subspaces.random_mask import MaskBasis
 from gnomon.subspaces.random_projection import FourierBasis

@@ -31,13 +31,13 @@ from gnomon.audit import (
 from gnomon.audit.onerun import tossed
 from gnomon.audit.sampling import _poisson
 from gnomon.audit.target import NoNoise
-from gnomon.cli import main
+from gnomon.cli.main import main
+from gnomon.errors import SettingError
+from gnomon.figures.audit import audit_scores
 from gnomon.methods import Method, dp_sgd, pcdp, rsdp
 from gnomon.release import Door, SeededNoise
-from gnomon.report import audit_scores
 from gnomon.subspaces import PublicEigenspace
 from gnomon.updates import gradients
-from gnomon.validate import SettingError
 from tests.audit import mutants
 
 FEW_DRAWS = 100_000

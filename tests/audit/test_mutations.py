@@ -225,7 +225,7 @@ def of_records(family: str, *, smuggled: bool) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batch_norm_smuggled_in_is_caught(family, monkeypatch):
-    monkeypatch.setattr("gnomon.training.entrance.refuse_dependence", lambda *ignored, **settings: None)
+    monkeypatch.setattr("gnomon.training.admission.refuse_dependence", lambda *ignored, **settings: None)
     assert "S " in " ".join(of_records(family, smuggled=True))
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gnomon.accounting import epsilon
 from gnomon.clipping import Automatic, EmbeddingAndResidual, Fair, Flat, UpdateAndLoss, for_losses
 from gnomon.clipping.rules import total
+from gnomon.errors import SettingError
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces.basis import in_coordinates
-from gnomon.validate import SettingError
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 norms = st.sampled_from([0.0, 1e-310, 1e-8, 0.3, 1.0, 7.0, 1e30, 1e300])

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnomon import validate
 from gnomon.clipping import PSAC, RULES, Automatic, Flat, Normalised, PerLayer
 from gnomon.clipping.rules import total
+from gnomon.errors import SettingError
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 rules = st.sampled_from(
@@ -98,7 +98,7 @@ def test_the_norm_over_blocks_neither_overflows_nor_vanishes(values):
 @pytest.mark.parametrize("make", [Automatic, Normalised, PSAC])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "1", True])
 def test_a_stabiliser_must_be_a_positive_number(make, value):
-    with pytest.raises(validate.SettingError, match="finite number above 0"):
+    with pytest.raises(SettingError, match="finite number above 0"):
         make(value)
 
 

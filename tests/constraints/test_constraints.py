@@ -10,7 +10,7 @@ from scipy import optimize
 
 from gnomon.constraints import Box, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, balls, parse
 from gnomon.constraints.balls import threshold
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 SIZE = 12
 SETS = [L1Ball(2.0), L2Ball(1.5), Simplex(), Simplex(3.0), Box(-0.5, 1.0), GroupBall(2.0, 3), NuclearBall(2.0, 3)]

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gnomon.data import CsrRecords, Loader, fingerprint, fingerprints
 from gnomon.data.sources import Records
+from gnomon.errors import SettingError
 from gnomon.ledger.identity import by_content
-from gnomon.training.refusals import refuse_overlap
-from gnomon.validate import SettingError
+from gnomon.training.checks.model import refuse_overlap
 
 X, Y = torch.randn(20, 3), torch.arange(20) % 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnomon.data import IID, ByKey, Dirichlet, OneClass, Shards
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 TARGETS = torch.arange(10).repeat(50)
 EVERY = [IID(), Dirichlet(0.1), Dirichlet(10.0), Shards(2), OneClass(), OneClass(0.2), ByKey(TARGETS)]

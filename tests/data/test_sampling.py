@@ -10,9 +10,9 @@ import torch
 
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.data import Loader, Records, positions
-from gnomon.data.sampling import check_size
+from gnomon.errors import SettingError
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.validate import SettingError
+from gnomon.sampling.draws import check_size
 
 
 def take(sampling, records: int, count: int) -> list[torch.Tensor]:

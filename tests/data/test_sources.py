@@ -13,7 +13,7 @@ import torch
 from gnomon.data.sources import NAMES, DataError, Records, arrays, files, load
 from gnomon.data.sources.compas import USED
 from gnomon.data.sources.shakespeare import ALPHABET
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 ADULT_LINE = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
@@ -453,7 +453,7 @@ def test_bytes_beside_other_numbers_are_refused_and_two_of_a_kind_are_scaled_ali
 
 @pytest.mark.parametrize("name", ["npz:", "npz:."])
 def test_no_file_after_npz_is_named_as_it_was_given(name):
-    with pytest.raises(SettingError, match=rf"data = '{name}' is not allowed: give npz:FILE"):
+    with pytest.raises(SettingError, match=rf"data = '{name}' is invalid; expected npz:FILE"):
         load(name)
 
 

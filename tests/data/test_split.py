@@ -6,7 +6,7 @@ import torch
 from gnomon.data.fingerprint import fingerprints, overlap
 from gnomon.data.sources import Records, load
 from gnomon.data.split import check_disjoint, public_private
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 
 def pool(values):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gnomon import methods
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.clipping import Fair, UpdateAndLoss
 from gnomon.data import Records
 from gnomon.diagnose import (
@@ -27,6 +27,8 @@ from gnomon.diagnose import (
     spectrum,
 )
 from gnomon.diagnose.observer import dimensions
+from gnomon.errors import SettingError
+from gnomon.figures.diagnostics import diagnostic_pictures
 from gnomon.methods import (
     ClipThenProject,
     LocalSteps,
@@ -43,13 +45,11 @@ from gnomon.methods import (
 from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.release import SeededNoise
 from gnomon.release.door import admission
-from gnomon.report.diagnostics import diagnostic_pictures
 from gnomon.subspaces import Ambient, BesideLoss
 from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
-from gnomon.training.view import View
+from gnomon.training.observer import StepView
 from gnomon.updates import gradients
-from gnomon.validate import SettingError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -88,7 +88,7 @@ def trainer(method: methods.Method | None = None, **settings) -> Trainer:
     )  # fmt: skip
 
 
-def look(trainer: Trainer, inputs: torch.Tensor, targets: torch.Tensor) -> View:
+def look(trainer: Trainer, inputs: torch.Tensor, targets: torch.Tensor) -> StepView:
     """What a step on these records would look like."""
     return trainer.engine.preview(inputs, targets)
 

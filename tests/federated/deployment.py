@@ -181,7 +181,7 @@ class Deployment:
     def pace(self) -> float:
         """How many seconds a site's process takes to start, on this machine at this time."""
         started = time.monotonic()
-        command = [sys.executable, "-c", "import gnomon.federated.flower"]
+        command = [sys.executable, "-c", "import gnomon.federated.deployment.flower"]
         subprocess.run(command, check=True, env=self.environment, cwd=self.place)
         return time.monotonic() - started
 

@@ -10,7 +10,7 @@ from torch import nn
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
 from gnomon.federated import Client, Member, Reach, Server, Strategy
-from gnomon.federated.simulate import InProcess, run_round
+from gnomon.federated.rounds import InProcess, run_round
 from gnomon.release import SeededNoise
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -6,8 +6,8 @@ import torch
 
 from gnomon.audit import audit
 from gnomon.data import load
-from gnomon.federated.setup import build_client, build_server
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.simulation.setup import build_client, build_server
+from gnomon.runs.federate_config import FederateConfig
 
 
 def test_the_step_of_a_client_is_audited():

@@ -12,9 +12,9 @@ import pytest
 
 from gnomon.accounting import epsilon
 from gnomon.data import load
-from gnomon.federated.flower import REFUSED
-from gnomon.federated.node import PROGRAMS
-from gnomon.federated.refused import REASONS
+from gnomon.federated.deployment.flower import REFUSED
+from gnomon.federated.deployment.node import PROGRAMS
+from gnomon.federated.refusal import REASONS
 from gnomon.ledger import Ledger
 from tests.federated.deployment import Deployment
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from gnomon.data import load
-from gnomon.federated import Parcel, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
-from gnomon.federated.checks import check_arrays
-from gnomon.federated.memory import Memory
-from gnomon.federated.refused import REASONS
-from gnomon.federated.setup import build_client, build_server
-from gnomon.federated.simulate import RoundFailed
-from gnomon.federated_config import FederateConfig
+from gnomon.federated import Message, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
+from gnomon.federated.refusal import REASONS
+from gnomon.federated.rounds import RoundFailed
+from gnomon.federated.simulation.setup import build_client, build_server
+from gnomon.federated.state import PersistentState
+from gnomon.federated.validation import check_arrays
 from gnomon.methods import pcdp
+from gnomon.runs.federate_config import FederateConfig
 from tests.federated.small import PUBLIC, federation, flat, run
 
 
@@ -23,16 +23,16 @@ def answers(strategy, rounds: int = 1):
     """A round that has begun, and everybody's honest answer."""
     server, clients = federation(strategy, rounds=3)
     run(server, clients, rounds - 1)
-    parcels = server.begin()
-    return server, {name: clients[name].train(parcel) for name, parcel in parcels.items()}
+    messages = server.begin()
+    return server, {name: clients[name].train(message) for name, message in messages.items()}
 
 
-def spoil(parcel: Parcel, how) -> Parcel:
-    return Parcel(
-        parcel.round,
-        {"change": {name: how(value.clone()) for name, value in parcel.arrays["change"].items()}}
-        | {group: arrays for group, arrays in parcel.arrays.items() if group != "change"},
-        dict(parcel.numbers),
+def spoil(message: Message, how) -> Message:
+    return Message(
+        message.round,
+        {"change": {name: how(value.clone()) for name, value in message.arrays["change"].items()}}
+        | {group: arrays for group, arrays in message.arrays.items() if group != "change"},
+        dict(message.numbers),
     )
 
 
@@ -51,11 +51,11 @@ SPOILED = {
     "whole numbers": (lambda p: spoil(p, lambda v: v.to(torch.int32)), "dtype"),
     "too many bytes": (lambda p: spoil(p, lambda v: v.repeat(1000, *[1] * v.dim())), "bytes"),
     "a wider format": (lambda p: spoil(p, lambda v: v.double()), "bytes"),
-    "nothing": (lambda p: Parcel(p.round, {}, dict(p.numbers)), "contents"),
-    "other names": (lambda p: Parcel(p.round, {"change": {"x": torch.zeros(1)}}, dict(p.numbers)), "contents"),
-    "other numbers": (lambda p: Parcel(p.round, p.arrays, {"ticket": p.numbers["ticket"], "weight": 9e9}), "bytes"),
-    "another ticket": (lambda p: Parcel(p.round, p.arrays, {"ticket": 1.0}), "round"),
-    "an old round": (lambda p: Parcel(p.round - 1, p.arrays, dict(p.numbers)), "round"),
+    "nothing": (lambda p: Message(p.round, {}, dict(p.numbers)), "contents"),
+    "other names": (lambda p: Message(p.round, {"change": {"x": torch.zeros(1)}}, dict(p.numbers)), "contents"),
+    "other numbers": (lambda p: Message(p.round, p.arrays, {"ticket": p.numbers["ticket"], "weight": 9e9}), "bytes"),
+    "another ticket": (lambda p: Message(p.round, p.arrays, {"ticket": 1.0}), "round"),
+    "an old round": (lambda p: Message(p.round - 1, p.arrays, dict(p.numbers)), "round"),
 }
 
 
@@ -65,8 +65,8 @@ def test_a_spoiled_answer_is_refused_by_name_and_the_others_count(make, fault):
     how, reason = SPOILED[fault]
     server, sent = answers(make())
     before = flat(server.weights)
-    for name, parcel in sent.items():
-        server.accept(name, how(parcel) if name == "c1" else parcel)
+    for name, message in sent.items():
+        server.accept(name, how(message) if name == "c1" else message)
     ended = server.end()
     assert ended.accepted == ["c0", "c2"]
     assert ended.refused["c1"].startswith(REASONS[reason])
@@ -80,13 +80,13 @@ def test_a_spoiled_answer_is_refused_by_name_and_the_others_count(make, fault):
 
 def test_an_answer_from_an_earlier_round_is_refused_when_it_is_sent_again():
     server, clients = federation(fedavg(), rounds=2)
-    old = {name: clients[name].train(parcel) for name, parcel in server.begin().items()}
-    for name, parcel in old.items():
-        server.accept(name, parcel)
+    old = {name: clients[name].train(message) for name, message in server.begin().items()}
+    for name, message in old.items():
+        server.accept(name, message)
     server.end()
     server.begin()
     server.accept("c0", old["c0"])
-    server.accept("c0", Parcel(2, old["c0"].arrays, dict(old["c0"].numbers)))  # dressed up as the new round's
+    server.accept("c0", Message(2, old["c0"].arrays, dict(old["c0"].numbers)))  # dressed up as the new round's
     assert server.end().refused["c0"].startswith(REASONS["round"])
 
 
@@ -108,7 +108,7 @@ def test_the_longest_accepted_change_moves_the_model_by_at_most_an_honest_client
     size = sum(v.numel() for v in change.values())
     pushed = {name: torch.full_like(v, 0.999 * most / size**0.5) for name, v in change.items()}
     before = flat(server.weights)
-    server.accept("c1", Parcel(1, {"change": pushed}, sent["c1"].numbers))
+    server.accept("c1", Message(1, {"change": pushed}, sent["c1"].numbers))
     for name in ("c0", "c2"):
         server.accept(name, sent[name])
     ended = server.end()
@@ -129,8 +129,8 @@ def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_st
     server, clients = federation(scaffold(), clients=5, rounds=12, steps=1)
     step, pushed = server.members["c1"].reach.step(server.dims), []
     for number in range(12):
-        for name, parcel in server.begin().items():
-            reply = clients[name].train(parcel)
+        for name, message in server.begin().items():
+            reply = clients[name].train(message)
             if name == "c1":
                 size = sum(v.numel() for v in reply.arrays["control"].values())
                 push = step / size**0.5
@@ -138,9 +138,9 @@ def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_st
             server.accept(name, reply)
         assert "c1" in server.end().accepted
         if number == 5:
-            server.memory = Memory.from_bytes(server.memory.to_bytes())
-        honest = [clients[name].memory.arrays["control"] for name in clients if name != "c1"]
-        sent = server.memory.arrays["control"]
+            server.persistent = PersistentState.from_bytes(server.persistent.to_bytes())
+        honest = [clients[name].persistent.arrays["control"] for name in clients if name != "c1"]
+        sent = server.persistent.arrays["control"]
         pushed.append(float(flat({n: sent[n] - sum(own[n] for own in honest) / 5 for n in sent}).norm()))
     assert max(pushed) <= step / 5 * 1.001
     assert pushed[-1] == pytest.approx(step / 5, rel=1e-3), "it had pushed as far as it may"
@@ -167,14 +167,14 @@ def test_scaffold_hears_clients_whose_steps_differ_in_length():
 def test_an_answer_that_was_lost_does_not_part_a_client_s_control_variate_from_the_server_s():
     server, clients = federation(scaffold(), rounds=4)
     for number in range(4):
-        for name, parcel in server.begin().items():
-            reply = clients[name].train(parcel)
+        for name, message in server.begin().items():
+            reply = clients[name].train(message)
             if (number, name) != (1, "c0"):
                 server.accept(name, reply)
         server.end()
-    kept = server.memory.arrays["controls"]
+    kept = server.persistent.arrays["controls"]
     for name, client in clients.items():
-        for parameter, value in client.memory.arrays["control"].items():
+        for parameter, value in client.persistent.arrays["control"].items():
             assert torch.equal(value, kept[f"{name}/{parameter}"])
 
 
@@ -198,16 +198,16 @@ def test_sparse_positions_must_rise_and_lie_inside(positions):
 def test_a_noisy_loss_that_is_out_of_all_proportion_is_cut():
     server, sent = answers(fedfdp())
     sent["c1"].numbers["loss"] = 1e30
-    for name, parcel in sent.items():
-        server.accept(name, parcel)
+    for name, message in sent.items():
+        server.accept(name, message)
     server.end()
-    assert server.memory.numbers["loss"] <= 10.0
+    assert server.persistent.numbers["loss"] <= 10.0
 
 
 def test_a_client_that_breaks_is_named_and_what_it_said_stays_with_it():
     server, clients = federation(fedavg(), rounds=1)
 
-    def broken(parcel):
+    def broken(message):
         raise KeyError("record of Mr Smith")
 
     clients["c2"].train = broken
@@ -220,7 +220,7 @@ def test_a_round_without_any_answer_says_why_and_leaves_the_model_alone():
     server, clients = federation(fedavg(), rounds=1)
     before = flat(server.weights)
     for client in clients.values():
-        client.train = lambda parcel: (_ for _ in ()).throw(MemoryError())
+        client.train = lambda message: (_ for _ in ()).throw(MemoryError())
     with pytest.raises(RoundFailed, match="nobody") as raised:
         run(server, clients)
     assert isinstance(raised.value.__cause__, MemoryError)
@@ -237,7 +237,7 @@ def test_a_client_refuses_weights_that_do_not_fit_without_spending():
         ({name: value * math.nan for name, value in good.arrays["weights"].items()}, "finite"),
     ]:
         with pytest.raises(ValueError, match=match):
-            client.train(Parcel(1, {"weights": spoilt}, good.numbers))
+            client.train(Message(1, {"weights": spoilt}, good.numbers))
     assert client.trainer.account.steps == 0
     client.train(good)
     with pytest.raises(ValueError, match="another round"):
@@ -254,10 +254,10 @@ def test_a_client_that_could_not_begin_a_round_takes_part_in_the_next(place, mon
 
     with monkeypatch.context() as broken:
         if place == "the ledger":
-            broken.setattr(client.trainer.spending, "start", locked)
+            broken.setattr(client.trainer.ledger_session, "start", locked)
         else:
             broken.setattr("gnomon.data.Loader.take", locked)
-            client.trainer.entrance.check = lambda *given, **named: None
+            client.trainer.admission.check = lambda *given, **named: None
         with pytest.raises(OSError, match="locked"):
             client.train(server.begin()["c0"])
         server.end()
@@ -283,13 +283,13 @@ def test_arrays_that_came_over_a_network_go_where_the_model_is(monkeypatch):
         check_arrays("change", {"w": torch.full((2,), math.nan)}, like)
     assert fedlrs().upload.like(like, None)["positions"].device == meta
     asked = []
-    monkeypatch.setattr(Memory, "move", lambda self, device: asked.append(device))
-    monkeypatch.setattr(Parcel, "to", lambda self, device: asked.append(device) or Parcel(9))
+    monkeypatch.setattr(PersistentState, "move", lambda self, device: asked.append(device))
+    monkeypatch.setattr(Message, "to", lambda self, device: asked.append(device) or Message(9))
     server, clients = federation(scaffold(), clients=1, rounds=1)
     server.model.to(meta)
-    parcel = server.begin()["c0"]
+    message = server.begin()["c0"]
     assert asked == [meta]
     clients["c0"].trainer.model.to(meta)
-    with pytest.raises(ValueError, match=REASONS["contents"]):  # it looked at the parcel that was moved
-        clients["c0"].train(parcel)
+    with pytest.raises(ValueError, match=REASONS["contents"]):  # it looked at the message that was moved
+        clients["c0"].train(message)
     assert asked == [meta] * 3

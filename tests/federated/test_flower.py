@@ -18,19 +18,20 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from gnomon.accounting import digits, epsilon
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.data import Records, load
-from gnomon.federated import Parcel, Refused, flower
-from gnomon.federated.answered import ANSWERED, Noted
-from gnomon.federated.refused import REASONS
-from gnomon.federated.setup import build_server
-from gnomon.federated.simulate import reason_of
-from gnomon.federated.sites import Site, SiteFolder, read_federation
-from gnomon.federated.sites import answer as nameless_answer
-from gnomon.federated_config import FederateConfig
+from gnomon.errors import SettingError
+from gnomon.federated import Message, Refused
+from gnomon.federated.deployment import flower
+from gnomon.federated.deployment.answers import ANSWERED, AnswerLog
+from gnomon.federated.deployment.site import Site, SiteFolder, read_federation
+from gnomon.federated.deployment.site import answer as nameless_answer
+from gnomon.federated.refusal import REASONS
+from gnomon.federated.rounds import reason_of
+from gnomon.federated.simulation.setup import build_server
 from gnomon.ledger import Budget, Ledger, LedgerError, OverBudget
 from gnomon.release import SecureNoise
-from gnomon.validate import SettingError
+from gnomon.runs.federate_config import FederateConfig
 
 CONFIG = FederateConfig(method="fedpcdp", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2)
 SITES = {"north": Site(300), "south": Site(300)}
@@ -60,17 +61,17 @@ def federation(tmp_path):
     return build_server(CONFIG, source, source.train[:60], dict.fromkeys(SITES, 300)), data
 
 
-def of_another(parcel: Parcel) -> Parcel:
-    """The same parcel from the server of another federation."""
-    return replace(parcel, numbers=parcel.numbers | {"federation": parcel.numbers["federation"] + 1})
+def of_another(message: Message) -> Message:
+    """The same message from the server of another federation."""
+    return replace(message, numbers=message.numbers | {"federation": message.numbers["federation"] + 1})
 
 
 def test_a_parcel_survives_the_journey_bit_for_bit():
     change = {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T}
-    parcel = Parcel(7, {"change": change, "x": {"i": torch.arange(3)}}, {"ticket": float(2**47 + 1), "loss": 0.1})
-    back = flower.to_parcel(flower.to_records(parcel))
-    assert (back.round, back.numbers, back.bytes) == (7, parcel.numbers, parcel.bytes)
-    for group, arrays in parcel.arrays.items():
+    message = Message(7, {"change": change, "x": {"i": torch.arange(3)}}, {"ticket": float(2**47 + 1), "loss": 0.1})
+    back = flower.to_message(flower.to_records(message))
+    assert (back.round, back.numbers, back.bytes) == (7, message.numbers, message.bytes)
+    for group, arrays in message.arrays.items():
         for name, value in arrays.items():
             assert torch.equal(back.arrays[group][name], value)
             assert back.arrays[group][name].shape == value.shape
@@ -118,14 +119,14 @@ def bad_array(content: bytes) -> RecordDict:
 )
 def test_what_is_no_parcel_is_refused(records, reason):
     with pytest.raises(Refused) as raised:
-        flower.to_parcel(records)
+        flower.to_message(records)
     assert raised.value.reason == reason
 
 
 def test_a_message_that_is_too_large_is_not_even_read(monkeypatch):
     monkeypatch.setattr(flower, "MOST_BYTES", 100)
     with pytest.raises(Refused, match="bytes"):
-        flower.to_parcel(flower.to_records(Parcel(1, {"change": {"w": torch.zeros(1000)}})))
+        flower.to_message(flower.to_records(Message(1, {"change": {"w": torch.zeros(1000)}})))
 
 
 # -- a site's folder -------------------------------------------------------------------------------
@@ -136,8 +137,8 @@ def test_a_site_goes_on_where_its_last_process_stopped(federation, tmp_path):
     ledgers = {name: tmp_path / f"{name}.sqlite" for name in SITES}
     state = {name: tmp_path / f"{name}-state" for name in SITES}
     for expected in (2, 4):
-        for name, parcel in server.begin().items():
-            server.accept(name, answer(CONFIG, SITES, name, data[name], state[name], parcel, ledger=ledgers[name]))
+        for name, message in server.begin().items():
+            server.accept(name, answer(CONFIG, SITES, name, data[name], state[name], message, ledger=ledgers[name]))
         ended = server.end()
         assert ended.accepted == ["north", "south"], ended.refused
         assert reserved(ledgers["north"]) == expected
@@ -147,7 +148,7 @@ def test_a_site_goes_on_where_its_last_process_stopped(federation, tmp_path):
 
 
 class Killed(SecureNoise):
-    """Ends its process, as kill -9 would, when noise is drawn; says before what the ledger knew at that moment."""
+    """Ends its process, as kill -9 would, when noise is drawn; says before what the ledger knew at that context."""
 
     def __init__(self, place, draws: int) -> None:
         super().__init__()
@@ -166,21 +167,21 @@ def test_a_round_that_is_killed_was_paid_for_before_its_first_noise_and_stays_pa
     draws, federation, tmp_path, monkeypatch
 ):
     server, data = federation
-    parcel = server.begin()["north"]
+    message = server.begin()["north"]
     place = {"ledger": tmp_path / "ledger.sqlite"}
     child = os.fork()
     if child == 0:
         try:
-            monkeypatch.setattr("gnomon.federated.setup.SecureNoise", lambda: Killed(tmp_path, draws))
-            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, **place)
+            monkeypatch.setattr("gnomon.federated.simulation.setup.SecureNoise", lambda: Killed(tmp_path, draws))
+            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message, **place)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert (tmp_path / "known").read_text() == "2", "both steps of the round were on disk before the first draw"
-    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, **place)
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message, **place)
     assert reserved(tmp_path / "ledger.sqlite") == 4, "the killed round and the one that was repeated"
     with pytest.raises(Refused, match="budget"):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", replace(parcel, round=9), **place)
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", replace(message, round=9), **place)
 
 
 def test_a_kill_between_the_folder_and_the_ledger_leaves_one_run(federation, tmp_path):
@@ -192,19 +193,19 @@ def test_a_kill_between_the_folder_and_the_ledger_leaves_one_run(federation, tmp
 
 def test_a_site_without_a_ledger_gives_no_answer(federation, tmp_path, monkeypatch):
     server, data = federation
-    parcel = server.begin()["north"]
+    message = server.begin()["north"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GNOMON_LEDGER", "none")
     for place in (None, Path("none")):
         with pytest.raises(SettingError, match="this needs a ledger"):
-            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel, ledger=place)
+            answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message, ledger=place)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp_path, own_ledger, capsys):
     server, data = federation
-    parcel = server.begin()["north"]
-    for run, asks in (("first", parcel), ("second", of_another(parcel))):
+    message = server.begin()["north"]
+    for run, asks in (("first", message), ("second", of_another(message))):
         answer(CONFIG, SITES, "north", data["north"], tmp_path / run, asks)
     alone = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=2, delta=1e-5)
     both = epsilon(noise_multiplier=2.0, sample_rate=64 / 300, steps=4, delta=1e-5)
@@ -219,14 +220,14 @@ def test_a_second_federation_on_the_same_records_reports_the_sum(federation, tmp
 
 def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp_path, own_ledger):
     server, data = federation
-    parcel = server.begin()["north"]
-    answer(CONFIG, SITES, "north", data["north"], tmp_path / "first", parcel)
+    message = server.begin()["north"]
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "first", message)
     ledger = Ledger(own_ledger)
     (dataset,) = ledger.state().datasets
     ledger.set_budget(dataset, Budget(1.0, 1e-5))
     before = ledger.head()
     with pytest.raises(OverBudget) as raised:
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(parcel))
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(message))
     assert reason_of(raised.value).reason == "budget"
     assert ledger.head() == before, "nothing was spent"
     ledger.shut()
@@ -234,10 +235,10 @@ def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp
 
 def test_a_lost_or_exchanged_ledger_is_refused(federation, tmp_path):
     server, data = federation
-    parcels = server.begin()
-    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcels["north"], ledger=tmp_path / "a")
+    messages = server.begin()
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", messages["north"], ledger=tmp_path / "a")
     with pytest.raises(LedgerError):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcels["north"], ledger=tmp_path / "b")
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", messages["north"], ledger=tmp_path / "b")
     assert reserved(tmp_path / "b") == 0
 
 
@@ -247,9 +248,9 @@ def test_rounds_that_a_restored_backup_has_forgotten_are_paid_for_again(federati
     config, place = replace(CONFIG, rounds=3), tmp_path / "site"
 
     def take_part() -> None:
-        parcel = server.begin()["north"]
+        message = server.begin()["north"]
         server.accept(
-            "north", answer(config, SITES, "north", data["north"], place / "state", parcel, ledger=place / "l")
+            "north", answer(config, SITES, "north", data["north"], place / "state", message, ledger=place / "l")
         )
         assert server.end().accepted == ["north"]
 
@@ -275,9 +276,9 @@ def test_a_site_that_lost_its_folder_gets_the_public_records_again(federation, t
     server.rounds = 3
     config, ledger = replace(CONFIG, rounds=3), tmp_path / "l"
     for state, accepted in (("a", True), ("b", False), ("b", True)):
-        parcel = server.begin()["north"]
+        message = server.begin()["north"]
         try:
-            reply = answer(config, SITES, "north", data["north"], tmp_path / state, parcel, ledger=ledger)
+            reply = answer(config, SITES, "north", data["north"], tmp_path / state, message, ledger=ledger)
             server.accept("north", reply)
         except Refused as refused:
             server.refuse("north", refused.reason)
@@ -289,12 +290,12 @@ def test_a_site_s_own_labels_do_not_decide_the_number_of_classes(federation, tmp
     source = load("digits")
     few = source.train[:400][source.train.targets[:400] < 9]
     np.savez(tmp_path / "few.npz", x_train=few.inputs, y_train=few.targets, x_test=few.inputs, y_test=few.targets)
-    parcel, data = server.begin()["north"], f"npz:{tmp_path / 'few.npz'}"
-    parcel.arrays.pop("public")  # some of them are among these records
+    message, data = server.begin()["north"], f"npz:{tmp_path / 'few.npz'}"
+    message.arrays.pop("public")  # some of them are among these records
     plain = replace(CONFIG, method="fedavg")
     with pytest.raises(SettingError, match="classes"):
-        answer(plain, SITES, "north", data, tmp_path / "state", parcel, ledger=tmp_path / "l")
-    reply = answer(replace(plain, classes=10), SITES, "north", data, tmp_path / "state", parcel, ledger=tmp_path / "l")
+        answer(plain, SITES, "north", data, tmp_path / "state", message, ledger=tmp_path / "l")
+    reply = answer(replace(plain, classes=10), SITES, "north", data, tmp_path / "state", message, ledger=tmp_path / "l")
     assert reply.arrays["change"]["1.weight"].shape == (10, 64)
     assert len((tmp_path / "state" / "unprotected.jsonl").read_text().splitlines()) == 2, "for the site's own eyes"
 
@@ -334,21 +335,21 @@ def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path)
 
 def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_path):
     server, data = federation
-    parcel = server.begin()["north"]
+    message = server.begin()["north"]
     folder = SiteFolder(tmp_path / "state")
     with folder.alone(), pytest.raises(Refused):
-        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
-    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", parcel)
+        answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message)
+    answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message)
     other = replace(CONFIG, noise_multiplier=1.0)
     with pytest.raises(LedgerError, match="other settings"):
-        answer(other, SITES, "north", data["north"], tmp_path / "state", parcel)
+        answer(other, SITES, "north", data["north"], tmp_path / "state", message)
 
 
 def test_the_app_answers_with_a_constant_reason_and_notes_the_error_at_the_site(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(flower, "Message", lambda content, reply_to: made.append(content))
+    monkeypatch.setattr(flower, "FlowerMessage", lambda content, reply_to: made.append(content))
     node = {"name": "north", "data": "npz:nowhere.npz", "state": str(tmp_path / "state"), "federation": "nowhere.yaml"}
-    message = SimpleNamespace(content=flower.to_records(Parcel(1)))
+    message = SimpleNamespace(content=flower.to_records(Message(1)))
     flower._train(message, SimpleNamespace(node_config=node))
     assert dict(made[0].config_records["refused"]) == {"reason": "error"}
     assert "nowhere.yaml" not in str(made[0])
@@ -423,44 +424,44 @@ class Grid(Asked):
 
 
 def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_be_taken(monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     sites = {name: Site(10) for name in ("north", "south", "west")}
     exchange = flower.OverFlower(Grid(), sites, deadline=5.0)
-    answers = dict(exchange({name: Parcel(1, {}, {"ticket": 5.0}) for name in sites}))
+    answers = dict(exchange({name: Message(1, {}, {"ticket": 5.0}) for name in sites}))
     assert answers["north"].numbers == {"ticket": 5.0}
     assert str(answers["south"]) == REASONS["error"]
     assert "west" not in answers
     assert exchange._nodes == {"north": 11, "south": 22, "west": 33}
     pinned = flower.OverFlower(Grid(), {"north": Site(10, node=44)}, deadline=5.0)
-    list(pinned({"north": Parcel(1)}))
+    list(pinned({"north": Message(1)}))
     assert pinned._nodes == {"north": 44}
 
 
 def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     monkeypatch.setattr(flower, "POLL", 0.01)
     grid, sites = Grid(), {"north": Site(10)}
     grid.names = {11: "north"}
     exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=0.0)
     with monkeypatch.context() as broken:
         broken.setattr(Grid, "says", lambda self, node: None)
-        assert dict(exchange({"north": Parcel(1)})) == {}
-    assert list(dict(exchange({"north": Parcel(2)}))) == ["north"]
+        assert dict(exchange({"north": Message(1)})) == {}
+    assert list(dict(exchange({"north": Message(2)}))) == ["north"]
 
 
 def test_a_node_that_fails_often_is_asked_until_the_patience_ends(monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     monkeypatch.setattr(flower, "POLL", 0.001)
     grid = Grid()
     grid.names = {11: "north"}
     monkeypatch.setattr(grid, "says", lambda node: "north" if grid.count > 6 else None)
     exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=60.0)
-    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     assert grid.count == 7
 
 
 def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_no_other(monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     monkeypatch.setattr(flower, "POLL", 0.01)
     grid = Grid()
     grid.names = {99: "nobody"}
@@ -476,27 +477,27 @@ def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_n
     monkeypatch.setattr(grid, "get_node_ids", there)
     sites = {"north": Site(10), "south": Site(10)}
     exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=60.0)
-    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     assert len(looks) == 5, "nobody waited any longer"
     assert grid.count == 2, "a node that is slow is not asked again at once"
     exchange._missed.add("south")  # it may be the one that says nothing
     monkeypatch.setattr(flower, "LATER", 0.0)
     monkeypatch.setattr(flower, "SILENCE", 0.0)
     for number in range(2, 7):
-        assert list(dict(exchange({"north": Parcel(number), "south": Parcel(number)}))) == ["north"]
+        assert list(dict(exchange({"north": Message(number), "south": Message(number)}))) == ["north"]
     assert grid.count == 4, "in two rounds more, and then no more"
 
 
 def test_only_the_first_round_is_patient(monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     monkeypatch.setattr(flower, "POLL", 0.01)
     monkeypatch.setattr(flower, "LATER", 0.05)
     grid = Grid()
     grid.names = {11: "north"}
     exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=600.0)
-    assert list(dict(exchange({"north": Parcel(1)}))) == ["north"]
+    assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     grid.names = {}
-    assert dict(exchange({"north": Parcel(2)})) == {}, "and this took no ten minutes"
+    assert dict(exchange({"north": Message(2)})) == {}, "and this took no ten minutes"
 
 
 # -- the agreed file -------------------------------------------------------------------------------
@@ -557,13 +558,13 @@ class Loopback(Asked):
             node = message["dst_node_id"]
             asked = SimpleNamespace(content=message["content"])
             reply = flower._train(asked, SimpleNamespace(node_config=self.nodes[node]))
-            if self.kill and flower.to_parcel(message["content"]).round == 2:
+            if self.kill and flower.to_message(message["content"]).round == 2:
                 raise KeyboardInterrupt
             yield Reply(node, reply["content"])
 
 
 def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     source = load("digits")
     data = store(tmp_path / "north.npz", source.train[100:400], source.test)
     agreed = tmp_path / "federation.yaml"
@@ -588,13 +589,13 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert reserved(tmp_path / "ledger.sqlite") == 3
-    assert Noted(exchange=lambda parcels: (), path=tmp_path / "out" / ANSWERED).counts() == {"north": 2}
+    assert AnswerLog(exchange=lambda messages: (), path=tmp_path / "out" / ANSWERED).counts() == {"north": 2}
     assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower, "Message", lambda **fields: fields)
+    monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     source = load("digits")
     data = store(tmp_path / "north.npz", source.train[100:400], source.test)
     agreed = tmp_path / "federation.yaml"

@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.data import load
-from gnomon.federated.run import federate, resume
-from gnomon.federated_config import FederateConfig
+from gnomon.errors import SettingError
+from gnomon.federated.simulation.run import federate, resume
 from gnomon.ledger import Ledger
-from gnomon.validate import SettingError
+from gnomon.runs.federate_config import FederateConfig
 from tests.federated.test_run import QUICK
 
 PLAIN = FederateConfig(**QUICK | {"method": "fedavg"})
@@ -108,7 +108,7 @@ def test_files_of_an_earlier_form_are_named_with_the_remedy(file, content, tmp_p
 
 def test_a_kill_between_metrics_and_state_leaves_no_gap(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("gnomon.federated.run.state_of", lambda federation: 1 / 0)
+    monkeypatch.setattr("gnomon.federated.simulation.run.state_of", lambda federation: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         federate(PLAIN, folder, progress=False)
     monkeypatch.undo()

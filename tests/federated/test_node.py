@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnomon.cli import main
-from gnomon.federated import node, site_process
-from gnomon.federated.sites import read_federation
-from gnomon.validate import SettingError
+from gnomon.cli.main import main
+from gnomon.errors import SettingError
+from gnomon.federated.deployment import client_process as site_process
+from gnomon.federated.deployment import node
+from gnomon.federated.deployment.site import read_federation
 
 AGREED = "method: fedavg\nnoise-multiplier: 2\nclasses: 2\nsites: {north: 480, south: 520}\n"
 
@@ -101,7 +102,7 @@ def test_flower_s_spawner_is_passed_on_to(tmp_path):
         ({"state": 'a"b'}, "without quotes"),
         (
             {"data-id": " "},
-            "data-id = ' ' is not allowed: give a name for the site's records, as in --data-id patients",
+            "data-id = ' ' is invalid; expected a name for the site's records, as in --data-id patients",
         ),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_site_without_a_name_for_its_records_is_not_started(site, monkeypatch,
     del flags["data-id"]
     monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
     assert main(words(flags)) == 2
-    assert "data-id = None is not allowed: give a name for the site's records" in capsys.readouterr().err
+    assert "data-id = None is invalid; expected a name for the site's records" in capsys.readouterr().err
     assert not (place / "ledger.sqlite").exists()
     assert not (place / "state").exists()
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gnomon.accounting import Account, epsilon
+from gnomon.errors import SettingError
 from gnomon.federated import Client, fedavg, fedfdp, fedpcdp, pfa
-from gnomon.federated.setup import build, participations
-from gnomon.federated.simulate import InProcess, run_round
-from gnomon.federated.statement import federated_statement
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.rounds import InProcess, run_round
+from gnomon.federated.simulation.setup import build, participations
+from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise
-from gnomon.validate import SettingError
+from gnomon.runs.federate_config import FederateConfig
 from tests.federated.small import PUBLIC, data, federation, flat, run
 
 SMALL = FederateConfig(method="fedavg", clients=4, rounds=6, steps_per_round=2, noise_multiplier=3.0, batch_size=32)
@@ -62,8 +62,8 @@ def test_the_statement_is_the_largest_epsilon_without_amplification_by_client_sa
 
 def test_a_client_whose_answer_was_lost_has_paid_all_the_same():
     server, clients = federation(fedavg(), rounds=2)
-    for name, parcel in server.begin().items():
-        clients[name].train(parcel)  # and nothing arrives
+    for name, message in server.begin().items():
+        clients[name].train(message)  # and nothing arrives
     server.end()
     assert {member.account.steps for member in server.members.values()} == {2}
     assert {client.trainer.account.steps for client in clients.values()} == {2}
@@ -92,9 +92,9 @@ def test_a_client_does_not_go_beyond_its_plan():
     server, clients = federation(fedavg(), rounds=2)
     run(server, clients)
     server.rounds = 3
-    for name, parcel in server.begin().items():
+    for name, message in server.begin().items():
         with pytest.raises(ValueError, match="budget"):
-            clients[name].train(parcel)
+            clients[name].train(message)
     assert {client.trainer.account.steps for client in clients.values()} == {4}
 
 
@@ -105,7 +105,7 @@ def test_a_round_is_paid_for_as_a_whole_before_any_noise_is_drawn(tmp_path):
     client = federation.clients["client-0"]
     seen = []
     plain = client.trainer.noise.normal
-    client.trainer.noise.normal = lambda count: (seen.append(client.spending.total(1e-5).steps), plain(count))[1]
+    client.trainer.noise.normal = lambda count: (seen.append(client.ledger_session.total(1e-5).steps), plain(count))[1]
     for _ in range(2):
         run_round(federation.server, InProcess(federation.clients), quietly)
     draws = len(seen) // 2

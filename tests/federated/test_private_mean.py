@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.accounting import Account, FullBatch, epsilon
+from gnomon.errors import SettingError
 from gnomon.federated import Losses, PrivateMean, fedavg, fedfdp, scaffold
-from gnomon.federated.memory import Memory
-from gnomon.federated.refused import Refused
-from gnomon.federated.run import federate, resume
-from gnomon.federated.simulate import InProcess, RoundFailed
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.refusal import Refused
+from gnomon.federated.rounds import InProcess, RoundFailed
+from gnomon.federated.simulation.run import federate, resume
+from gnomon.federated.state import PersistentState
 from gnomon.release import SeededNoise
+from gnomon.runs.federate_config import FederateConfig
 from gnomon.training import BudgetExhausted
-from gnomon.validate import SettingError
 from tests.federated.small import federation, flat, run
 
 
@@ -36,7 +36,7 @@ def test_one_client_s_data_move_the_model_by_at_most_its_bound():
         moved.append(flat(server.weights))
     assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.5 / 3 * 1.001
     server, clients = federation(dataclasses.replace(fedavg(), aggregate=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
-    clients["c1"].train = lambda parcel: (_ for _ in ()).throw(OSError())
+    clients["c1"].train = lambda message: (_ for _ in ()).throw(OSError())
     run(server, clients)
     assert float((moved[0] - flat(server.weights)).norm()) <= 0.5 / 3 * 1.001, "a client that left counts as nothing"
 
@@ -49,7 +49,7 @@ def test_noise_has_the_declared_size_and_is_added_also_when_nobody_answers():
         server, clients = federation(dataclasses.replace(fedavg(), aggregate=aggregate), rounds=1)
         start = flat(server.weights)
         for client in clients.values():
-            client.train = lambda parcel: (_ for _ in ()).throw(OSError())
+            client.train = lambda message: (_ for _ in ()).throw(OSError())
         with pytest.raises(RoundFailed):
             run(server, clients)
         drawn.append(flat(server.weights) - start)
@@ -80,10 +80,10 @@ WHOLE = FederateConfig(
 def test_a_lost_round_is_one_of_those_that_the_target_pays_for(tmp_path, monkeypatch):
     plain = InProcess.__call__
 
-    def killed(self, parcels):
-        if next(iter(parcels.values())).round == 3:
+    def killed(self, messages):
+        if next(iter(messages.values())).round == 3:
             raise KeyboardInterrupt
-        yield from plain(self, parcels)
+        yield from plain(self, messages)
 
     monkeypatch.setattr(InProcess, "__call__", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -101,14 +101,14 @@ def test_a_lost_round_is_one_of_those_that_the_target_pays_for(tmp_path, monkeyp
 def test_a_failed_round_leaves_no_noise_in_the_saved_model(tmp_path, monkeypatch):
     plain = InProcess.__call__
 
-    def failing(self, parcels):
-        for name, answer in plain(self, parcels):
-            yield name, Refused("error") if parcels[name].round == 3 else answer
+    def failing(self, messages):
+        for name, answer in plain(self, messages):
+            yield name, Refused("error") if messages[name].round == 3 else answer
 
     monkeypatch.setattr(InProcess, "__call__", failing)
     with pytest.raises(RoundFailed, match="round 3"):
         federate(WHOLE, tmp_path / "run", progress=False)
-    state = Memory.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
+    state = PersistentState.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert state.numbers["server|round"] == 2
     assert all(torch.equal(value, saved[name]) for name, value in state.arrays["server/weights"].items())
@@ -117,6 +117,6 @@ def test_a_failed_round_leaves_no_noise_in_the_saved_model(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("strategy", [scaffold(), fedfdp()])
 def test_strategies_that_upload_more_than_a_change_are_refused(strategy):
-    with pytest.raises(SettingError, match="pieces"):
+    with pytest.raises(SettingError, match="components"):
         dataclasses.replace(strategy, aggregate=mean(1.0))
     assert Losses().numbers == ("loss",)

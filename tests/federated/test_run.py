@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.accounting import digits, epsilon
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.data import DataError, load
-from gnomon.federated.memory import Memory
-from gnomon.federated.run import federate, resume
-from gnomon.federated.setup import build
-from gnomon.federated_config import METHODS, FederateConfig, federated_recipe
+from gnomon.errors import SettingError
+from gnomon.federated.simulation.run import federate, resume
+from gnomon.federated.simulation.setup import build
+from gnomon.federated.state import PersistentState
 from gnomon.ledger import Budget, Ledger
-from gnomon.validate import SettingError
+from gnomon.runs.federate_config import METHODS, FederateConfig, federated_recipe
 
 QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
 
@@ -239,7 +239,7 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does_and_pays_for_the_round
     again = resume(folder, progress=False)
     assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5, 6]
     assert again.statement.steps == 7, "six rounds and the lost one"
-    kept = Memory.from_bytes((folder / "state.safetensors").read_bytes())
+    kept = PersistentState.from_bytes((folder / "state.safetensors").read_bytes())
     assert kept.numbers["server|round"] == 6
     assert resume(folder, progress=False).statement.steps == 7, "the line that was cut short is in nobody's way"
 
@@ -303,15 +303,15 @@ def test_own_data_in_a_simulation_get_a_caveat(tmp_path):
 
 def test_resume_restores_weights_and_control_variates(tmp_path):
     federate(FederateConfig(**QUICK | {"method": "scaffold"}), tmp_path / "run", progress=False)
-    before = Memory.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
+    before = PersistentState.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
     again = resume(tmp_path / "run", progress=False)  # nothing is left to do
     assert again.history[-1]["round"] == 2
     assert torch.equal(
         dict(again.federation.server.model.named_parameters())["1.bias"], before.arrays["server/weights"]["1.bias"]
     )
-    own = again.federation.clients["client-1"].memory.arrays["control"]["1.bias"]
+    own = again.federation.clients["client-1"].persistent.arrays["control"]["1.bias"]
     assert torch.equal(own, before.arrays["client-1/control"]["1.bias"])
-    kept = again.federation.server.memory.arrays["controls"]["client-1/1.bias"]
+    kept = again.federation.server.persistent.arrays["controls"]["client-1/1.bias"]
     torch.testing.assert_close(kept, own, rtol=1e-4, atol=1e-6)
 
 
@@ -339,7 +339,7 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
         process.wait()
     asked = len((out / "asked.jsonl").read_text().splitlines())
     assert asked >= 3
-    ended = int(Memory.from_bytes((out / "state.safetensors").read_bytes()).numbers["server|round"])
+    ended = int(PersistentState.from_bytes((out / "state.safetensors").read_bytes()).numbers["server|round"])
     (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("rounds: 400", f"rounds: {ended + 1}"))
     ledger = Ledger(own_ledger)
     before = {run.id: run.reserved for run in ledger.state().runs.values()}

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from gnomon.accounting import Account, FullBatch
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.data import Records, load
-from gnomon.federated import Parcel, Refused
-from gnomon.federated.answered import Noted
-from gnomon.federated.setup import build_server
-from gnomon.federated.simulate import reason_of
-from gnomon.federated.sites import Site, check_site
-from gnomon.federated.sites import answer as nameless_answer
-from gnomon.federated_config import FederateConfig
+from gnomon.errors import SettingError
+from gnomon.federated import Message, Refused
+from gnomon.federated.deployment.answers import AnswerLog
+from gnomon.federated.deployment.site import Site, check_site
+from gnomon.federated.deployment.site import answer as nameless_answer
+from gnomon.federated.rounds import reason_of
+from gnomon.federated.simulation.setup import build_server
 from gnomon.ledger import Budget, Ledger, LedgerError
-from gnomon.validate import SettingError
+from gnomon.runs.federate_config import FederateConfig
 from tests.federated.test_flower import store
 
 SIZE = 300
@@ -72,8 +72,8 @@ def test_no_server_can_ask_whether_a_record_is_here_by_calling_it_public(method,
     config = replace(CONFIG, method=method)
     for case, also in {"none": (50,), "one": (150,), "all": tuple(range(100, 400))}.items():
         server = build_server(config, source, public(source, *also), dict.fromkeys(SITES, SIZE))
-        parcel = server.begin()["north"]
-        reply = answer(config, SITES, "north", own, tmp_path / case, parcel, ledger=tmp_path / "l")
+        message = server.begin()["north"]
+        reply = answer(config, SITES, "north", own, tmp_path / case, message, ledger=tmp_path / "l")
         server.accept("north", reply)
         assert server.end().accepted == ["north"]
         assert set(reply.numbers) == {"ticket"}
@@ -90,7 +90,7 @@ def test_no_server_can_ask_whether_a_record_is_here_by_calling_it_public(method,
 def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_path, monkeypatch):
     """Weights for which the check breaks on one record would tell whether it is here, without any noise."""
     seen = []
-    monkeypatch.setattr("gnomon.training.entrance.refuse_dependence", lambda *given, **_: seen.append(given[3]))
+    monkeypatch.setattr("gnomon.training.admission.refuse_dependence", lambda *given, **_: seen.append(given[3]))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
     answer(CONFIG, SITES, "north", own, tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
     here = set(map(tuple, source.train.inputs[100:400].flatten(1).tolist()))
@@ -111,10 +111,10 @@ class Pair:
 
     def round(self, *, state: str = "state", spoiled: bool = False, told: dict[str, float] | None = None) -> list[str]:
         """Who was accepted."""
-        parcel = self.server.begin()["north"]
-        parcel.numbers |= told or {}
+        message = self.server.begin()["north"]
+        message.numbers |= told or {}
         try:
-            reply = self.answer(parcel, state)
+            reply = self.answer(message, state)
         except Exception as error:
             self.server.refuse("north", reason_of(error).reason)
             self.server.end()
@@ -124,8 +124,8 @@ class Pair:
         self.server.accept("north", reply)
         return self.server.end().accepted
 
-    def answer(self, parcel: Parcel, state: str = "state") -> Parcel:
-        return answer(self.config, SITES, "north", self.own, self.place / state, parcel, ledger=self.place / "l")
+    def answer(self, message: Message, state: str = "state") -> Message:
+        return answer(self.config, SITES, "north", self.own, self.place / state, message, ledger=self.place / "l")
 
     def more(self, rounds: int) -> None:
         """Another number of rounds, agreed by both."""
@@ -176,7 +176,7 @@ def test_a_site_that_lost_folder_and_ledger_answers_no_round_until_it_has_paid_a
         pair.round()
     run = str(error.value).partition("ledger pay ")[2].split()[0]
     assert main(["ledger", "pay", run, "--steps", "99", "--ledger", str(pair.place / "l")]) == 2
-    assert "steps = 99 is not allowed: give at most 8" in capsys.readouterr().err
+    assert "steps = 99 is invalid; expected at most 8" in capsys.readouterr().err
     assert main(["ledger", "pay", run, "--steps", "2", "--ledger", str(pair.place / "l")]) == 0
     assert pair.round() == ["north"]
     assert pair.paid == [4]
@@ -187,14 +187,14 @@ def test_a_site_that_lost_folder_and_ledger_answers_no_round_until_it_has_paid_a
 def test_weights_above_the_agreed_size_are_refused_and_cost_nothing(method, size, source, pair):
     pair.config = replace(pair.config, method=method)
     pair.server = build_server(pair.config, source, source.train[:0], dict.fromkeys(SITES, SIZE))
-    parcel = pair.server.begin()["north"]
-    for group in parcel.arrays:
-        for name, value in parcel.arrays[group].items():
+    message = pair.server.begin()["north"]
+    for group in message.arrays:
+        for name, value in message.arrays[group].items():
             large = value.clone()
             large.view(-1)[-1] = size
-            arrays = parcel.arrays | {group: parcel.arrays[group] | {name: large}}
+            arrays = message.arrays | {group: message.arrays[group] | {name: large}}
             with pytest.raises(Refused, match="weights above the agreed size") as refused:
-                pair.answer(replace(parcel, arrays=arrays))
+                pair.answer(replace(message, arrays=arrays))
             assert reason_of(refused.value).reason == "size"
     assert pair.paid == []
     pair.server.end()
@@ -212,11 +212,11 @@ def test_the_agreed_size_of_weights_is_a_setting(pair):
 
 
 def test_a_round_beyond_the_agreed_ones_is_refused_and_does_not_keep_the_others_out(pair):
-    parcel = pair.server.begin()["north"]
+    message = pair.server.begin()["north"]
     with pytest.raises(Refused, match="round 1000000 of 4"):
-        pair.answer(replace(parcel, round=10**6))
+        pair.answer(replace(message, round=10**6))
     assert runs(pair.place / "l") == []
-    pair.server.accept("north", pair.answer(parcel))
+    pair.server.accept("north", pair.answer(message))
     assert pair.server.end().accepted == ["north"]
 
 
@@ -225,10 +225,10 @@ def test_a_round_beyond_the_agreed_ones_is_refused_and_does_not_keep_the_others_
 
 def test_a_site_without_a_name_for_its_records_spends_nothing_and_says_what_to_do(source, own, tmp_path):
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
-    parcel = server.begin()["north"]
+    message = server.begin()["north"]
     for name in (None, "", "  "):
         with pytest.raises(SettingError, match="--data-id patients"):
-            nameless_answer(CONFIG, SITES, "north", own, tmp_path / "s", parcel, ledger=tmp_path / "l", dataset=name)
+            nameless_answer(CONFIG, SITES, "north", own, tmp_path / "s", message, ledger=tmp_path / "l", dataset=name)
     assert not (tmp_path / "l").exists()
     assert not (tmp_path / "s").exists()
     agreed = tmp_path / "federation.yaml"
@@ -248,11 +248,11 @@ def test_no_record_decides_whether_a_site_says_that_its_budget_is_spent(shared, 
     ledger.set_budget(others.mark, Budget(0.1, 1e-5))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
     for name in ("patients", others.mark):  # also a name that is the id of records
-        parcel = server.begin()["north"]
-        reply = answer(CONFIG, SITES, "north", own, tmp_path / name, parcel, ledger=tmp_path / "l", dataset=name)
+        message = server.begin()["north"]
+        reply = answer(CONFIG, SITES, "north", own, tmp_path / name, message, ledger=tmp_path / "l", dataset=name)
         server.accept("north", reply)
         assert server.end().accepted == ["north"]
-        server.memory.numbers.clear()
+        server.persistent.numbers.clear()
     assert [one for one in ledger.state().datasets if not one.startswith("name:")] == [others.mark]
     ledger.shut()
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_entered_by_content_is_not_taken_up_under_a_name(pair):
 
 def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
     path = tmp_path / "answered.jsonl"
-    exchange = Noted(lambda parcels: [("north", Parcel(1)), ("south", Refused("error"))], path)
+    exchange = AnswerLog(lambda messages: [("north", Message(1)), ("south", Refused("error"))], path)
     next(exchange({}))  # and then nothing more
     with path.open("a") as file:
         file.write('{"round": 2, "cli')

@@ -10,6 +10,7 @@ import torch
 
 from gnomon.clipping import Automatic
 from gnomon.data import Records, load
+from gnomon.errors import SettingError
 from gnomon.federated import (
     STRATEGIES,
     Coordinates,
@@ -32,14 +33,13 @@ from gnomon.federated import (
     scaffold,
 )
 from gnomon.federated.bases import TOLERANCE
-from gnomon.federated.by_name import build_strategy
-from gnomon.federated.contrastive import Contrastive, WithFeatures, contrast
-from gnomon.federated.pieces import Losses, Moon
-from gnomon.federated.simulate import fairness
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.rounds import fairness
+from gnomon.federated.simulation.strategy import build_strategy
+from gnomon.federated.strategies import Losses, Moon
+from gnomon.federated.strategies.contrastive import Contrastive, WithFeatures, contrast
 from gnomon.methods import LocalSteps, pcdp
+from gnomon.runs.federate_config import FederateConfig
 from gnomon.subspaces import RandomProjection
-from gnomon.validate import SettingError
 from tests.federated.small import LOSS, PUBLIC, data, federation, flat, model, run
 
 EVERY = [
@@ -56,10 +56,10 @@ EVERY = [
     qffl(lr=1.0),
     fedpcdp(PUBLIC, 5, local=pcdp(PUBLIC, 5, clip=Automatic())),
     Strategy(
-        "lsgd", dataclasses.replace(pcdp(PUBLIC, 5), update=LocalSteps(2, 0.1)), Coordinates(), pieces=(Prox(0.1),)
+        "lsgd", dataclasses.replace(pcdp(PUBLIC, 5), update=LocalSteps(2, 0.1)), Coordinates(), components=(Prox(0.1),)
     ),
     Strategy("random", dataclasses.replace(pcdp(PUBLIC), subspace=RandomProjection(6)), Coordinates()),
-    Strategy("all", pcdp(PUBLIC, 4), Coordinates(), pieces=(Prox(0.1), Moon(), Losses())),
+    Strategy("all", pcdp(PUBLIC, 4), Coordinates(), components=(Prox(0.1), Moon(), Losses())),
 ]
 
 
@@ -170,9 +170,11 @@ def test_a_control_variate_is_the_mean_of_the_client_s_released_gradients():
     plain = client.trainer.optimizer.step
     client.trainer.optimizer.step = spy
     run(server, clients, 1)
-    torch.testing.assert_close(flat(client.memory.arrays["control"]), torch.stack(seen).mean(0), rtol=1e-3, atol=1e-5)
-    means = torch.stack([flat(one.memory.arrays["control"]) for one in clients.values()]).mean(0)
-    torch.testing.assert_close(flat(server.memory.arrays["control"]), means, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        flat(client.persistent.arrays["control"]), torch.stack(seen).mean(0), rtol=1e-3, atol=1e-5
+    )
+    means = torch.stack([flat(one.persistent.arrays["control"]) for one in clients.values()]).mean(0)
+    torch.testing.assert_close(flat(server.persistent.arrays["control"]), means, rtol=1e-3, atol=1e-5)
 
 
 def test_without_anybody_malicious_the_server_s_control_is_the_running_sum_of_all_gains_over_the_clients():
@@ -180,14 +182,14 @@ def test_without_anybody_malicious_the_server_s_control_is_the_running_sum_of_al
     server, clients = federation(scaffold(), clients=4, rounds=6, share=0.5)
     summed = torch.zeros_like(flat(server.weights))
     for _ in range(6):
-        for name, parcel in server.begin().items():
-            before = clients[name].memory.arrays.get("control")
-            reply = clients[name].train(parcel)
+        for name, message in server.begin().items():
+            before = clients[name].persistent.arrays.get("control")
+            reply = clients[name].train(message)
             gain = flat(reply.arrays["control"]) - (0 if before is None else flat(before))
             summed = summed + gain / 4
             server.accept(name, reply)
         server.end()
-        torch.testing.assert_close(flat(server.memory.arrays["control"]), summed, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(flat(server.persistent.arrays["control"]), summed, rtol=1e-4, atol=1e-6)
 
 
 def test_scaffold_refuses_momentum():
@@ -243,7 +245,7 @@ def test_fedfdp_starts_like_fedavg_and_then_uses_the_noisy_mean_loss():
     plain, others = federation(dataclasses.replace(fedfdp(0.0), name="same release"), rounds=2, bound=20.0)
     run(plain, others, 1)
     torch.testing.assert_close(flat(server.weights), flat(plain.weights))
-    sent = server.memory.numbers["loss"]
+    sent = server.persistent.numbers["loss"]
     run(server, clients, 1)
     assert clients["c0"].trainer.method.clip.inner.reference == sent > 0
     run(plain, others, 1)
@@ -252,11 +254,11 @@ def test_fedfdp_starts_like_fedavg_and_then_uses_the_noisy_mean_loss():
 
 @pytest.mark.parametrize("growth", [2.0])
 def test_the_bound_of_released_losses_follows_them_within_limits(growth):
-    server, clients = federation(Strategy("l", pieces=(Losses(growth=growth, least=0.3, most=0.9),)), rounds=3)
+    server, clients = federation(Strategy("l", components=(Losses(growth=growth, least=0.3, most=0.9),)), rounds=3)
     run(server, clients)
     for client in clients.values():
-        wanted = min(0.9, max(0.3, growth * client.memory.numbers["own loss"]))
-        assert client.memory.numbers["most loss"] == wanted
+        wanted = min(0.9, max(0.3, growth * client.persistent.numbers["own loss"]))
+        assert client.persistent.numbers["most loss"] == wanted
 
 
 def test_q_ffl_moves_towards_the_client_with_the_larger_loss():
@@ -272,8 +274,8 @@ def test_fedfair_gives_the_client_with_the_larger_loss_longer_steps():
     server, clients = federation(fedfair(1.0), rounds=2)
     run(server, clients, 1)
     for name, loss in (("c0", 3.0), ("c1", 0.0), ("c2", 1.0)):
-        clients[name].memory.numbers["own loss"] = loss
-    server.memory.numbers["loss"] = 1.0
+        clients[name].persistent.numbers["own loss"] = loss
+    server.persistent.numbers["loss"] = 1.0
     paces = {}
     for name, client in clients.items():
         plain = client.trainer.optimizer.step
@@ -389,5 +391,5 @@ def test_a_name_on_the_command_line_gives_the_strategy_of_that_function(name):
     build = STRATEGIES[name]
     by_hand = build(**{key: given[key] for key in inspect.signature(build).parameters if key in given})
     assert by_name.describe() == by_hand.describe()
-    assert by_name.pieces == by_hand.pieces
+    assert by_name.components == by_hand.components
     assert by_name.aggregate == by_hand.aggregate

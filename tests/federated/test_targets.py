@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from gnomon.federated.run import federate, resume, traffic
-from gnomon.federated.setup import build
-from gnomon.federated.simulate import InProcess, rounds
-from gnomon.federated_config import FederateConfig
+from gnomon.federated.rounds import InProcess, rounds
+from gnomon.federated.simulation.run import federate, resume, traffic
+from gnomon.federated.simulation.setup import build
+from gnomon.runs.federate_config import FederateConfig
 from tests.federated.test_run import QUICK
 
 

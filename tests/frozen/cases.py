@@ -31,14 +31,14 @@ import gnomon
 from gnomon import accounting, clipping, constraints, data, federated, methods, models, subspaces, updates
 from gnomon.accounting import FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson
 from gnomon.audit import Probe, audit, probe_loss
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.diagnose import Diagnostics
-from gnomon.federated.simulate import InProcess, run_round
+from gnomon.federated.rounds import InProcess, run_round
 from gnomon.ledger import Ledger
 from gnomon.methods.forms import FORMS
 from gnomon.release import SeededNoise
-from gnomon.reproduce import read_experiment
-from gnomon.reproduce.run import cells_of
+from gnomon.studies.reproduce import read_experiment
+from gnomon.studies.reproduce.run import cells_of
 from gnomon.training import evaluate, read_checkpoint, restore_checkpoint, save_checkpoint, train_on_public
 
 Outputs = dict[str, Any]
@@ -680,13 +680,13 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 STRATEGY_VARIANTS: dict[str, Callable[[], Any]] = {
     "coordinates, local steps, proximal": lambda: federated.Strategy(
-        "own", local(methods.pcdp(PUBLIC, 5), 2), federated.Coordinates(), pieces=(federated.Prox(0.1),)
+        "own", local(methods.pcdp(PUBLIC, 5), 2), federated.Coordinates(), components=(federated.Prox(0.1),)
     ),
     "random subspace, losses, contrast": lambda: federated.Strategy(
         "own",
         dataclasses.replace(methods.pcdp(PUBLIC), subspace=subspaces.RandomProjection(6)),
         federated.Coordinates(),
-        pieces=(federated.Moon(), federated.Losses()),
+        components=(federated.Moon(), federated.Losses()),
     ),
     "fair clipping, automatic": lambda: federated.fedfdp(local=methods.dp_sgd(clip=clipping.Automatic())),
 }

@@ -19,7 +19,7 @@ from gnomon.clipping import RULES, ClipRule, Fair, PerLayer
 from gnomon.methods import METHODS, LocalSteps, Method
 from gnomon.methods.forms import FORMS
 from gnomon.release import Door, SeededNoise
-from gnomon.subspaces import Basis, Moment
+from gnomon.subspaces import Basis, StepContext
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.training import Trainer
 from gnomon.updates import Updates, gradients
@@ -389,8 +389,8 @@ class Step:
     def __init__(self, about: Case, method: Method, bound: float) -> None:
         self.case, self.method, self.bound = about, method, bound
         self.parameters = {name: p.detach() for name, p in about.model.named_parameters() if p.requires_grad}
-        moment = Moment(about.model, about.loss, 0, 4, 8, SeededNoise(about.seed))
-        self.basis: Basis = method.subspace.basis(moment)
+        context = StepContext(about.model, about.loss, 0, 4, 8, SeededNoise(about.seed))
+        self.basis: Basis = method.subspace.basis(context)
 
     @property
     def stretch(self) -> float:

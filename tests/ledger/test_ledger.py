@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 
 import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, digits, epsilon
-from gnomon.cli import main
+from gnomon.cli.main import main
+from gnomon.errors import SettingError
 from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
-from gnomon.ledger.check import _steps
 from gnomon.ledger.identity import Identity
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.validate import SettingError
+from gnomon.statement.verify import _steps
 
 DELTA = 1e-5
 
@@ -66,7 +66,7 @@ def test_tuning_runs_on_the_same_records_add_up(ledger):
     for _ in range(3):
         t = trainer(ledger)
         t.fit(data())
-    total = t.spending.total(DELTA)
+    total = t.ledger_session.total(DELTA)
     assert (total.runs, total.steps) == (3, 60)
     assert total.epsilon == epsilon(noise_multiplier=40.0, sample_rate=1.0, steps=60, delta=DELTA)
     assert total.epsilon > t.epsilon()
@@ -76,7 +76,7 @@ def test_a_data_set_that_has_a_name_has_its_total_in_the_statement(ledger):
     for _ in range(3):
         t = trainer(ledger, dataset="patients")
         t.fit(data())
-    total = t.spending.total(DELTA)
+    total = t.ledger_session.total(DELTA)
     stated = json.loads(t.statement().json())["ledger"]
     assert (stated["epsilon"], stated["runs"], stated["dataset"]) == (total.epsilon, 3, "name:patients")
     assert f"{digits(total.epsilon)}" in t.statement().text()
@@ -89,7 +89,7 @@ def handed_on(place, *, shared: bool) -> tuple[dict, list[str]]:
     trainer(ledger).fit((a, y))
     t = trainer(ledger)
     t.fit((torch.cat([b[1:], a[:1] if shared else b[:1]]), z))
-    assert t.spending.total(DELTA).runs == 1 + shared
+    assert t.ledger_session.total(DELTA).runs == 1 + shared
     ledger.shut()
     statement = t.statement()
     values = statement.to_dict() | {"written": ""}
@@ -133,10 +133,10 @@ def test_records_are_known_again_reordered_relabelled_cut_or_in_another_precisio
         t = trainer(ledger)
         t.model.to(one[0].dtype)
         t.fit(one)
-        assert t.spending.total(DELTA).runs == number
+        assert t.ledger_session.total(DELTA).runs == number
     other = trainer(ledger)
     other.fit(data(seed=1))
-    assert other.spending.total(DELTA).runs == 1
+    assert other.ledger_session.total(DELTA).runs == 1
 
 
 def test_a_set_that_shares_records_with_two_others_joins_them(ledger):
@@ -145,17 +145,17 @@ def test_a_set_that_shares_records_with_two_others_joins_them(ledger):
     trainer(ledger).fit((b, z))
     t = trainer(ledger)
     t.fit((torch.cat([a, b]), torch.cat([y, z])))
-    assert t.spending.total(DELTA).runs == 3
+    assert t.ledger_session.total(DELTA).runs == 3
     first = trainer(ledger)
     first.fit((a, y))
-    assert first.spending.total(DELTA).runs == 4
+    assert first.ledger_session.total(DELTA).runs == 4
 
 
 def test_what_records_have_paid_is_known_before_another_run_on_them_begins(ledger):
     (a, y), (b, z) = data(seed=1), data(seed=2)
     trainer(ledger).fit((a, y))
     trainer(ledger).fit((b, z))
-    waiting = trainer(ledger).spending
+    waiting = trainer(ledger).ledger_session
     assert waiting.total(DELTA) is None, "nobody knows for which records"
     waiting.recognise((torch.cat([a, b]), torch.cat([y, z])))
     assert (waiting.total(DELTA).runs, waiting.total(DELTA).steps) == (2, 40)
@@ -168,7 +168,7 @@ def test_a_declared_name_counts_instead_of_the_content(ledger):
     trainer(ledger, dataset="patients").fit(data())
     t = trainer(ledger, dataset="patients")
     t.fit(data(seed=5))
-    assert t.spending.total(DELTA).runs == 2
+    assert t.ledger_session.total(DELTA).runs == 2
 
 
 CHANGED = {
@@ -189,7 +189,7 @@ def test_a_changed_copy_of_known_records_is_told_to_the_data_holder(ledger, chan
         trainer(ledger).check((copy, y))
     t = trainer(ledger, dataset=known)
     t.fit((copy, y))
-    assert t.spending.total(DELTA).runs == 2, "the remedy: the id counts them together"
+    assert t.ledger_session.total(DELTA).runs == 2, "the remedy: the id counts them together"
     assert "dataset" not in t.statement().ledger, "which is still a hash of records"
     assert list(ledger.state().datasets) == [known]
 
@@ -257,7 +257,7 @@ def test_data_that_change_when_read_need_a_name(ledger):
 def test_seeded_noise_spends_nothing(ledger):
     t = trainer(ledger, noise=SeededNoise(0))
     t.fit(data())
-    assert t.spending.total(DELTA) is None
+    assert t.ledger_session.total(DELTA) is None
     assert ledger.head().number == 0
 
 
@@ -294,7 +294,7 @@ def test_no_noise_is_drawn_when_the_ledger_cannot_be_written(ledger, monkeypatch
     def full(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("gnomon.ledger.store.Rows.append", full)
+    monkeypatch.setattr("gnomon.ledger.file.LedgerRows.append", full)
     before = t.model.weight.clone()
     with pytest.raises(LedgerError, match="nothing was released"):
         t.fit(data())
@@ -323,7 +323,7 @@ def test_unused_steps_of_a_block_are_not_given_back(ledger):
     for _, (inputs, targets) in zip(range(3), t.batches(data()), strict=False):
         t.step(inputs, targets)
     assert t.account.steps == 3
-    assert t.spending.total(DELTA).steps == 16
+    assert t.ledger_session.total(DELTA).steps == 16
 
 
 def test_a_step_without_known_data_is_refused_and_releases_nothing(ledger):
@@ -405,7 +405,7 @@ def test_a_ledger_of_an_earlier_version_is_read_and_its_next_entry_binds_the_key
         trainer(ledger).check((2 * data()[0], data()[1]))
     t = trainer(ledger)
     t.fit(data())
-    assert t.spending.total(DELTA).runs == 2
+    assert t.ledger_session.total(DELTA).runs == 2
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
     assert "the next entry does it" not in capsys.readouterr().out
     edit(ledger, OTHER_KEY)
@@ -508,7 +508,7 @@ def test_a_forked_copy_of_a_run_reserves_for_itself(ledger):
     child = in_child(lambda: t.step(*next(batches)))
     assert os.waitpid(child, 0)[1] == 0
     t.step(*next(batches))
-    assert t.spending.total(DELTA).steps == 32  # one block each
+    assert t.ledger_session.total(DELTA).steps == 32  # one block each
 
 
 def test_the_file_is_for_its_owner_alone(ledger):
@@ -624,9 +624,9 @@ def test_an_abandoned_shuffled_epoch_counts_whole_when_the_run_goes_on(ledger):
     batches = t.batches(data())
     t.step(*next(batches))
     again = trainer(ledger, sampler=Shuffled(40), sample_rate=None, steps=200)
-    assert again.spending.resume(t.spending.run, data()) == 40
+    assert again.ledger_session.resume(t.ledger_session.run, data()) == 40
     account.charge(40)
-    assert again.spending.total(DELTA).epsilon == account.epsilon(DELTA)
+    assert again.ledger_session.total(DELTA).epsilon == account.epsilon(DELTA)
 
 
 def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_cause(tmp_path, capsys, own_ledger):
@@ -907,7 +907,7 @@ def test_none_in_the_environment_is_no_ledger_and_a_relative_path_is_refused(tmp
         needed_path()
     monkeypatch.setenv("GNOMON_LEDGER", "ledger.sqlite")
     assert main([*short, "--out", "b"]) == 2
-    assert "GNOMON_LEDGER = 'ledger.sqlite' is not allowed: give an absolute path" in capsys.readouterr().err
+    assert "GNOMON_LEDGER = 'ledger.sqlite' is invalid; expected an absolute path" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from gnomon import compare
-from gnomon.cells import CellsFailed, settings_key
-from gnomon.config import TrainConfig
+from gnomon.errors import SettingError
 from gnomon.models.code import code_hash
-from gnomon.reproduce import read_experiment
-from gnomon.reproduce.run import done_rows
-from gnomon.store import Store
-from gnomon.validate import SettingError
+from gnomon.runs.config import TrainConfig
+from gnomon.studies import compare
+from gnomon.studies.cells import CellsFailed, settings_key
+from gnomon.studies.reproduce import read_experiment
+from gnomon.studies.reproduce.run import done_rows
+from gnomon.studies.store import ResultStore
 from tests.test_docs import ROOT
 
 NET = """
@@ -78,7 +78,7 @@ def test_a_changed_model_is_run_again(own, tmp_path, monkeypatch, file):
     assert compare.done(cells, tmp_path / "out") == []
     compare.run(cells, tmp_path / "out", progress=False)
     assert len(ran) == 2
-    assert len(list(Store(tmp_path / "out").folder.iterdir())) == 2  # the old one stays
+    assert len(list(ResultStore(tmp_path / "out").folder.iterdir())) == 2  # the old one stays
 
 
 def test_code_that_the_model_does_not_import_does_not_count(own):
@@ -99,7 +99,7 @@ def test_a_model_that_changes_while_a_study_runs_is_not_kept(own, tmp_path, monk
     monkeypatch.setattr(compare, "run_cell", slow)
     with pytest.raises(CellsFailed, match="changed while it ran: start again"):
         compare.run(cells, tmp_path / "out", progress=False)
-    assert list(Store(tmp_path / "out").folder.iterdir()) == []
+    assert list(ResultStore(tmp_path / "out").folder.iterdir()) == []
 
 
 def test_code_that_changed_since_this_process_imported_it_is_refused_until_it_is_reloaded(own, tmp_path):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnomon.cli import main
+from gnomon.cli.main import main
+from gnomon.errors import SettingError
 from gnomon.models import build
-from gnomon.validate import SettingError
 
 MODULE = """
 from torch import nn

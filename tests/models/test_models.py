@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from gnomon.data.sources import Records, Source, load
+from gnomon.errors import SettingError
 from gnomon.models import NAMES, build, default_model, logistic, mlp, paper_cnn
-from gnomon.validate import SettingError
 
 SHAPES = {
     "cnn": [(1, 28, 28)],

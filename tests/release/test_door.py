@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnomon import validate
 from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
+from gnomon.errors import SettingError
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.release.door import GRID_BITS, bounded
 from gnomon.updates import Dense, Factored, Updates, gradients
@@ -375,14 +375,14 @@ def test_released_noise_has_the_declared_deviation():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, "1", None, True])
 def test_settings_that_cannot_be_used_are_refused(setting, value):
     settings = {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1.0} | {setting: value}
-    with pytest.raises(validate.SettingError, match=setting):
+    with pytest.raises(SettingError, match=setting):
         Door({"w": torch.zeros(1)}, noise=SeededNoise(0), **settings)
 
 
 @pytest.mark.parametrize("setting", ["max_grad_norm", "expected_batch_size"])
 def test_a_zero_bound_or_batch_is_refused(setting):
     settings = {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1.0} | {setting: 0.0}
-    with pytest.raises(validate.SettingError):
+    with pytest.raises(SettingError):
         Door({"w": torch.zeros(1)}, noise=SeededNoise(0), **settings)
 
 

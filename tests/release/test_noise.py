@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
+from gnomon import randomness as noise_module
+from gnomon.randomness import box_muller
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.release import noise as noise_module
-from gnomon.release.noise import box_muller
 
 ALPHA = 1e-6
 """How often a test of randomness may fail by chance."""

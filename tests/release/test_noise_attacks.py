@@ -19,8 +19,8 @@ import gnomon
 from gnomon.accounting import FullBatch
 from gnomon.audit.bounds import likeness, singular_values
 from gnomon.clipping import Flat
+from gnomon.randomness import box_muller
 from gnomon.release import Door, SecureNoise, SeededNoise
-from gnomon.release.noise import box_muller
 from gnomon.updates import Dense, Updates
 from tests.audit import mutants
 from tests.release.test_noise import after_fork

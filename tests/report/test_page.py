@@ -15,23 +15,25 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gnomon.cli import main
-from gnomon.commands.federate import add_federate
-from gnomon.commands.settings import settings_of
-from gnomon.commands.train import add_train
-from gnomon.config import TrainConfig, recipe
-from gnomon.federated_config import FederateConfig, federated_recipe
-from gnomon.report import Picture, render, training_curve, training_pictures
+from gnomon.cli.federate import add_federate
+from gnomon.cli.main import main
+from gnomon.cli.settings import settings_of
+from gnomon.cli.train import add_train
+from gnomon.errors import SettingError
+from gnomon.figures.curve import training_curve
+from gnomon.figures.picture import WARNING, Picture, blank
+from gnomon.figures.training import training_pictures
+from gnomon.report import render
 from gnomon.report import report as report_with_figures
 from gnomon.report.page import Section
-from gnomon.report.picture import WARNING, blank
 from gnomon.report.read import read_run
 from gnomon.report.repeat import run_command
-from gnomon.report.words import guess, promise
-from gnomon.reproduce import read_experiment
-from gnomon.reproduce.run import done_rows, write
-from gnomon.runs import train
-from gnomon.validate import SettingError
+from gnomon.runs.config import TrainConfig, recipe
+from gnomon.runs.federate_config import FederateConfig, federated_recipe
+from gnomon.runs.train import train
+from gnomon.statement.promise import guess, promise
+from gnomon.studies.reproduce import read_experiment
+from gnomon.studies.reproduce.run import done_rows, write
 from tests.report.browser import CHROMIUM, WHY_NOT, Browser
 
 KEPT = Path(__file__).parents[2] / "experiments/results"

@@ -9,20 +9,20 @@ import re
 import pytest
 import yaml
 
-from gnomon import compare
-from gnomon.cells import CellsFailed
-from gnomon.config import TrainConfig
 from gnomon.diagnose import Looks
+from gnomon.errors import SettingError
+from gnomon.figures.picture import WARNING
 from gnomon.report import report
-from gnomon.report.picture import WARNING
-from gnomon.reproduce import read_experiment, reproduce
-from gnomon.reproduce.experiment import restored
-from gnomon.reproduce.result import restored_row
-from gnomon.reproduce.run import cells_of
-from gnomon.reproduce.series import along
-from gnomon.reproduce.words import three
-from gnomon.store import Store
-from gnomon.validate import SettingError
+from gnomon.runs.config import TrainConfig
+from gnomon.studies import compare
+from gnomon.studies.cells import CellsFailed
+from gnomon.studies.reproduce import read_experiment, reproduce
+from gnomon.studies.reproduce.experiment import restored
+from gnomon.studies.reproduce.names import three
+from gnomon.studies.reproduce.result import restored_row
+from gnomon.studies.reproduce.run import cells_of
+from gnomon.studies.reproduce.series import along
+from gnomon.studies.store import ResultStore
 
 BASE = {
     "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
@@ -171,7 +171,7 @@ def test_a_diagnostic_can_be_measured_over_epochs(tmp_path):
                      unit="", looks={"times": 4, "records": 40})  # fmt: skip
     out = tmp_path / "out"
     rows = {row.line: row for row in run(experiment, out)}
-    assert len(list(Store(out).folder.iterdir())) == 2  # two lines share their run
+    assert len(list(ResultStore(out).folder.iterdir())) == 2  # two lines share their run
     before, after = (rows[name].series[0].mean for name in ("before", "after"))
     assert all(short <= long for short, long in zip(after, before, strict=True))
     assert rows["after"].measured == pytest.approx(after[-1])

@@ -13,23 +13,25 @@ import pytest
 import torch
 import yaml
 
-from gnomon import __version__, compare, run_folder
 from gnomon.accounting import epsilon
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.data import DataError, load
+from gnomon.errors import SettingError
 from gnomon.report import report
 from gnomon.report.read import Reproduction
 from gnomon.report.reproduction import of_reproduction
-from gnomon.reproduce import available, read_experiment, reproduce
-from gnomon.reproduce.experiment import restored
-from gnomon.reproduce.files import _cut
-from gnomon.reproduce.picture import pictures
-from gnomon.reproduce.result import Row, markdown, measured, plain_row, row_of
-from gnomon.reproduce.run import as_coded, cells_of, command, write
-from gnomon.reproduce.series import Series
-from gnomon.reproduce.words import accounted, three
-from gnomon.store import Store, packed, unpacked
-from gnomon.validate import SettingError
+from gnomon.runs import folder as run_folder
+from gnomon.studies import compare
+from gnomon.studies.reproduce import available, read_experiment, reproduce
+from gnomon.studies.reproduce.experiment import restored
+from gnomon.studies.reproduce.files import _cut
+from gnomon.studies.reproduce.names import accounted, three
+from gnomon.studies.reproduce.picture import pictures
+from gnomon.studies.reproduce.result import ResultRow, markdown, measured, plain_row, row_of
+from gnomon.studies.reproduce.run import as_coded, cells_of, command, write
+from gnomon.studies.reproduce.series import Series
+from gnomon.studies.store import ResultStore, packed, unpacked
+from gnomon.version import __version__
 
 TOY = {
     "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
@@ -64,7 +66,9 @@ SIZES = {
 
 @pytest.mark.parametrize("name", available())
 def test_every_file_describes_cells_that_could_run(name, monkeypatch):
-    monkeypatch.setattr("gnomon.reproduce.run.calibrated", lambda target, *rest: 2 / target)  # the true one takes long
+    monkeypatch.setattr(
+        "gnomon.studies.reproduce.run.calibrated", lambda target, *rest: 2 / target
+    )  # the true one takes long
     experiment = read_experiment(name)
     for line, value in experiment.chosen():
         for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
@@ -128,7 +132,7 @@ def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(t
     line = figure.lines[0]
     found = [as_coded(figure, cells_of(figure, line, value)[0].config) for value in (2.0, 4.0, 6.0, 10.0, 14.0, 18.0)]
     assert found == pytest.approx([37.62, 14.83, 8.94, 4.87, 3.30, 2.48], abs=0.006)
-    row = Row(line.name, 18.0, None, None, 70.0, None, 1, 0.23, 0.2, found[-1], 1.0)
+    row = ResultRow(line.name, 18.0, None, None, 70.0, None, 1, 0.23, 0.2, found[-1], 1.0)
     assert "| epsilon if done as in the code of PDP-SGD: fixed blocks, means of 5 clipped | 2.4" in markdown(
         figure, [row]
     )
@@ -269,7 +273,7 @@ def test_names_and_titles_may_hold_signs_of_markup(tmp_path):
         tmp_path, title="at $\\epsilon$", lines={name: {"method": "dp-sgd"}}, values=[5], seeds=1, notes="one note"
     )
     assert one.notes == ("one note",)
-    row = Row(name, 5.0, None, None, 90.3, None, 1, None, 0.88, None, 1.0)
+    row = ResultRow(name, 5.0, None, None, 90.3, None, 1, None, 0.88, None, 1.0)
     write(one, [row], tmp_path / "out")
     assert "| a \\| b $\\epsilon$ \\1 <i> | **90.3** |" in (tmp_path / "out/result.md").read_text()
     page = report([tmp_path / "out"], figures=False).read_text()
@@ -300,7 +304,7 @@ def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, c
     reproduce(experiment, out, cells=["PCDP@20"], seeds=1, progress=False, say=lambda text: None)
     full = reproduce(experiment, out, cells=["DP-SGD@20"], progress=False, say=lambda text: None)
     monkeypatch.setattr(compare, "run_cell", lambda cell: pytest.fail("nothing is to be run"))
-    monkeypatch.setattr("gnomon.reproduce.run.load", lambda *args: pytest.fail("no data are to be read"))
+    monkeypatch.setattr("gnomon.studies.reproduce.run.load", lambda *args: pytest.fail("no data are to be read"))
     rows = reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
     assert [(row.line, row.value, row.seeds) for row in rows] == [("DP-SGD", 20.0, 2), ("PCDP", 20.0, 1)]
     assert rows == full  # what was run before stays in the table
@@ -368,7 +372,7 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     lines = {"psi": {"method": "dp-sgd", "measure": "unprotected/incremental/mean"}}
     metric = toy(tmp_path, lines=lines, seeds=1, values=[5], measure="accuracy", unit="")
     (row,) = reproduce(metric, tmp_path / "out", progress=False, say=lambda text: None)
-    history = Store(tmp_path / "out").read(cells_of(metric, metric.lines[0], 5.0)[0].key)
+    history = ResultStore(tmp_path / "out").read(cells_of(metric, metric.lines[0], 5.0)[0].key)
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden
@@ -378,7 +382,7 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
 def test_small_measures_keep_their_digits_and_say_what_they_are():
     figure = read_experiment("dp-lsgd-figure1")
     rows = [
-        Row(line.name, 10.0, 0.0031, None, 0.00234, 0.00012, 3, None, 2.0, None, 1.0)
+        ResultRow(line.name, 10.0, 0.0031, None, 0.00234, 0.00012, 3, None, 2.0, None, 1.0)
         for line in figure.lines
         if line.measure != "unprotected/incremental/q25"
     ]
@@ -415,7 +419,7 @@ def test_a_run_that_diverged_has_no_score(tmp_path):
 
 def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
     one = toy(tmp_path)
-    rows = [Row("DP-SGD", 5.0, None, None, 60.0, None, 1, None, 1.0, None, 1.0)]
+    rows = [ResultRow("DP-SGD", 5.0, None, None, 60.0, None, 1, None, 1.0, None, 1.0)]
     write(one, rows, tmp_path)
     names = ("reproduction.json", "result.csv", "result.md")
     before = {name: (tmp_path / name).read_bytes() for name in names}
@@ -432,7 +436,7 @@ def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, mo
 def test_a_line_that_measures_something_else_says_what(tmp_path):
     lines = {"a": {"method": "dp-sgd"}, "b": {"method": "dp-sgd", "measure": "unprotected/norms/mean"}}
     mixed = toy(tmp_path, lines=lines, unit="")
-    text = markdown(mixed, [Row(name, 5.0, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for name in "ab"])
+    text = markdown(mixed, [ResultRow(name, 5.0, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for name in "ab"])
     assert "| measured (unprotected) | noise multiplier 5 |" in text
     assert "| a (accuracy) |" in text
     assert "| b (unprotected/norms/mean) |" in text
@@ -441,7 +445,10 @@ def test_a_line_that_measures_something_else_says_what(tmp_path):
 def test_one_seed_has_no_bar_and_no_band(tmp_path):
     def shown(experiment, spread):
         curve = [Series("", [1.0, 2.0], [50.0, 60.0], [] if spread is None else [spread, spread])]
-        rows = [Row("DP-SGD", value, None, None, 60.0, spread, 1, None, 1.0, None, 1.0, curve) for value in (5.0, 20.0)]
+        rows = [
+            ResultRow("DP-SGD", value, None, None, 60.0, spread, 1, None, 1.0, None, 1.0, curve)
+            for value in (5.0, 20.0)
+        ]
         return pictures(experiment, rows)[0]
 
     lines, curves = toy(tmp_path), toy(tmp_path, over="epoch")
@@ -515,7 +522,7 @@ def test_no_cell_is_lost_where_names_are_alike_and_no_seeds_are_refused(tmp_path
 def test_the_command_that_is_kept_names_the_rows(name):
     experiment = read_experiment(name)
     some = experiment.chosen()[::2]
-    rows = [Row(line.name, value, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for line, value in some]
+    rows = [ResultRow(line.name, value, None, None, 1.0, None, 1, None, 1.0, None, 1.0) for line, value in some]
     _, _, text = command(experiment, rows).partition(" --cells ")
     patterns = experiment.patterns(*shlex.split(text)) if text else []
     assert experiment.chosen(patterns) == some

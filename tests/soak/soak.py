@@ -23,12 +23,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gnomon import runs
-from gnomon.building import trainer as building
-from gnomon.config import TrainConfig
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise
-from gnomon.resume import resume
+from gnomon.runs import train as runs
+from gnomon.runs.build import trainer as building
+from gnomon.runs.config import TrainConfig
+from gnomon.runs.resume import resume
 from gnomon.training.checkpoint import NAME, read_checkpoint
 
 STEPS = 400
@@ -93,17 +93,17 @@ def worker(place: Path, out: Path, late: bool) -> None:
 
 def _pay_late() -> None:
     """The planted bug: the ledger hears of a step when a block of others has been released after it."""
-    from gnomon.ledger.spending import Spending
+    from gnomon.ledger.session import LedgerSession
 
-    real = Spending.charge
-    waiting: list[Spending] = []
+    real = LedgerSession.charge
+    waiting: list[LedgerSession] = []
 
     def charge(self):
         waiting.append(self)
         if len(waiting) > BLOCK:
             real(waiting.pop(0))
 
-    Spending.charge = charge
+    LedgerSession.charge = charge
 
 
 def start(place: Path, out: Path, late: bool) -> int:

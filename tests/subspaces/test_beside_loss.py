@@ -10,11 +10,11 @@ from torch import nn
 
 import gnomon
 from gnomon.clipping import Flat, UpdateAndLoss
+from gnomon.errors import SettingError
 from gnomon.methods import Method, pdp
 from gnomon.release import Door, SeededNoise
-from gnomon.subspaces import Ambient, BesideLoss, Held, Moment, PublicEigenspace
+from gnomon.subspaces import Ambient, BesideLoss, Held, PublicEigenspace, StepContext
 from gnomon.updates import gradients
-from gnomon.validate import SettingError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -67,7 +67,7 @@ def test_one_record_moves_update_and_loss_by_at_most_the_joint_bound(ratio):
     for left_out in range(4):
         sums = []
         for keep in (torch.arange(20), torch.tensor([i for i in range(20) if i != left_out])):
-            basis = BesideLoss(Ambient(), 0.3, 1.0, ratio).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+            basis = BesideLoss(Ambient(), 0.3, 1.0, ratio).basis(StepContext(model, LOSS, 0, 1, 1, SeededNoise(0)))
             rule = UpdateAndLoss(ratio, Flat())
             door = Door(basis.like, rule.joint(0.3), 0.0, 1.0, SeededNoise(0))
             door.admit(basis.coordinates(gradients(model, LOSS, x[keep] * 50, y[keep])), rule)
@@ -78,7 +78,7 @@ def test_one_record_moves_update_and_loss_by_at_most_the_joint_bound(ratio):
 def test_noise_on_the_loss_has_the_ratio_of_multipliers():
     sigma, ratio, most, draws = 2.0, 2.5, 1.5, 2000
     space = BesideLoss(Ambient(), bound=0.3, most=most, ratio=ratio)
-    basis = space.basis(Moment(nn.Linear(4, 3), LOSS, 0, 1, 1, SeededNoise(0)))
+    basis = space.basis(StepContext(nn.Linear(4, 3), LOSS, 0, 1, 1, SeededNoise(0)))
     joint = UpdateAndLoss(ratio).joint(1.0)
     noise = SeededNoise(5)
     releases = [Door(basis.like, 0.3 * joint, sigma / joint, 20.0, noise).release() for _ in range(draws)]
@@ -107,6 +107,6 @@ def test_a_trainer_notices_that_another_basis_is_held():
     model = one.model
     for number in range(4):
         public = (torch.randn(2, 4) + number, torch.randint(0, 3, (2,)))
-        moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))
-        one.method = Method("held", subspace=Held(PublicEigenspace(public, 1).basis(moment), "round"))
+        context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
+        one.method = Method("held", subspace=Held(PublicEigenspace(public, 1).basis(context), "round"))
         assert one.engine._basis_now() is one.method.subspace.held

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from gnomon.constraints import L1Ball, L2Ball
+from gnomon.errors import SettingError
 from gnomon.release import SeededNoise
-from gnomon.subspaces import GaussianSketch, Growing, Moment
+from gnomon.subspaces import GaussianSketch, Growing, StepContext
 from gnomon.subspaces import gaussian_sketch as module
 from gnomon.subspaces.basis import COORDINATES
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.updates import gradients
-from gnomon.validate import SettingError
 from tests.subspaces.test_methods import LOSS, MODELS, setting
 
 
 def basis_of(model, rows=7, normalised=False, step=0, seed=0):
-    return GaussianSketch(rows, normalised).basis(Moment(model, LOSS, step, 1, 10, SeededNoise(seed)))
+    return GaussianSketch(rows, normalised).basis(StepContext(model, LOSS, step, 1, 10, SeededNoise(seed)))
 
 
 @pytest.mark.parametrize("tile", [200, 10**6])
@@ -87,9 +87,9 @@ def test_apply_and_lift_are_transposes_and_undo_each_other_on_average():
 def test_every_step_has_a_fresh_sketch_and_the_bound_on_its_stretch_holds():
     model = nn.Linear(300, 1)
     space, noise = GaussianSketch(20), SeededNoise(0)
-    moments = [Moment(model, LOSS, step, 1, 10, noise) for step in range(10)]
-    assert len({space.key(moment) for moment in moments}) == 10
-    drawn = [space.basis(moment) for moment in moments]
+    moments = [StepContext(model, LOSS, step, 1, 10, noise) for step in range(10)]
+    assert len({space.key(context) for context in moments}) == 10
+    drawn = [space.basis(context) for context in moments]
     assert abs(float((drawn[0].dense() * drawn[1].dense()).mean())) < 5 / 20 / math.sqrt(20 * 301)
     for basis in drawn:
         largest = float(torch.linalg.svdvals(basis.dense())[0])
@@ -103,7 +103,7 @@ def test_the_schedule_grows_with_the_width_and_stops_at_the_dimension():
         counts = [rows.at(step - 1, size) for step in (last - 1, last)]
         assert counts[0] < size == counts[1]
     assert Growing(L2Ball(1.0)).at(0, 50) == 50
-    basis = GaussianSketch(rows).basis(Moment(nn.Linear(500, 1), LOSS, 0, 1, 5, SeededNoise(0)))
+    basis = GaussianSketch(rows).basis(StepContext(nn.Linear(500, 1), LOSS, 0, 1, 5, SeededNoise(0)))
     assert basis.rank == rows.at(0, 501)
     with pytest.raises(SettingError, match="a constant number of directions"):
         _ = GaussianSketch(rows).expansion

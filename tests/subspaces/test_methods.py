@@ -12,13 +12,13 @@ from torch import nn
 
 import gnomon
 from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
+from gnomon.errors import SettingError
 from gnomon.methods import ClipThenProject, Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import SeededNoise
 from gnomon.release.door import lengths
-from gnomon.subspaces import Moment, PublicEigenspace, RandomMask, RandomProjection
+from gnomon.subspaces import PublicEigenspace, RandomMask, RandomProjection, StepContext
 from gnomon.subspaces.random_projection import fourier
 from gnomon.updates import Updates, gradients
-from gnomon.validate import SettingError
 
 D = torch.float64
 
@@ -118,7 +118,7 @@ def test_the_paper_s_cnn_has_490_coordinates_per_tensor():
     model = gnomon.models.build("cnn", (1, 28, 28), 10)
     public = (torch.randn(120, 1, 28, 28), torch.randint(0, 10, (120,)))
     space = PublicEigenspace(public, 100, per_tensor=True)
-    basis = space.basis(Moment(model, LOSS, 0, 40, 3200, SeededNoise(0)))
+    basis = space.basis(StepContext(model, LOSS, 0, 40, 3200, SeededNoise(0)))
     assert basis.rank == 490
 
 
@@ -136,7 +136,7 @@ def test_a_subspace_of_everything_is_dp_sgd(method):
 def test_a_rank_above_the_numerical_one_is_cut_to_it():
     model, _, public = setting("mlp")
     twice = (public[0].repeat(2, 1), public[1].repeat(2))
-    basis = PublicEigenspace(twice, 500).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+    basis = PublicEigenspace(twice, 500).basis(StepContext(model, LOSS, 0, 1, 1, SeededNoise(0)))
     assert basis.rank == 9
     torch.testing.assert_close(basis.dense().T @ basis.dense(), torch.eye(9, dtype=D), rtol=0, atol=1e-6)
 
@@ -155,9 +155,9 @@ def test_the_rank_can_be_chosen_by_energy():
     h = gradients(model, LOSS, *public).dense()
     values = torch.linalg.svdvals(h).square()
     energy = values.cumsum(0) / values.sum()
-    moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))
+    context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
     for fraction in (0.3, 0.9):
-        rank = PublicEigenspace(public, fraction).basis(moment).rank
+        rank = PublicEigenspace(public, fraction).basis(context).rank
         assert energy[rank - 1] >= fraction
         assert rank == 1 or energy[rank - 2] < fraction
 
@@ -167,8 +167,8 @@ def test_released_noise_has_the_covariance_of_the_projector(per_tensor):
     model, _, public = setting("mlp", public=6)
     method = pcdp(public, 4, per_tensor=per_tensor)
     space = method.subspace
-    moment = Moment(model, LOSS, 0, 1, 1, SeededNoise(0))
-    basis = space.basis(moment)
+    context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
+    basis = space.basis(context)
     sizes = [value.numel() for value in basis.like.values()]
 
     def lifted(flat):
@@ -265,7 +265,7 @@ def test_blank_inputs_keep_their_bias_gradients_under_a_mask():
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     updates = gradients(model, LOSS, torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
-    masked = RandomMask(0.5).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0))).coordinates(updates)
+    masked = RandomMask(0.5).basis(StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))).coordinates(updates)
     assert torch.isfinite(masked.norms()).all()
     assert masked.norms_by_parameter()[:, 1].sum() > 0
 
@@ -341,13 +341,13 @@ def test_public_records_that_are_private_too_are_refused():
 def test_projection_starts_at_its_epoch_and_is_renewed_at_its_interval():
     model, _, public = setting("mlp")
     space = PublicEigenspace(public, 2, every=3, start=1)
-    keys = [space.key(Moment(model, LOSS, step, 2, 8, SeededNoise(0))) for step in range(8)]
+    keys = [space.key(StepContext(model, LOSS, step, 2, 8, SeededNoise(0))) for step in range(8)]
     assert keys == ["ambient", "ambient", 0, 1, 1, 1, 2, 2]
 
 
 def test_a_random_projection_starts_at_its_epoch_and_is_dp_sgd_before():
     model, private, _ = setting("mlp")
-    moments = [Moment(model, LOSS, step, 2, 8, SeededNoise(0)) for step in range(4)]
+    moments = [StepContext(model, LOSS, step, 2, 8, SeededNoise(0)) for step in range(4)]
     assert [RandomProjection(4, start=1).key(one) for one in moments] == ["ambient", "ambient", 2, 3]
     assert [RandomProjection(4, False, 1).key(one) for one in moments] == ["ambient", "ambient", 0, 0]
     state = copy.deepcopy(model.state_dict())
@@ -363,7 +363,7 @@ def test_a_random_projection_starts_at_its_epoch_and_is_dp_sgd_before():
 def test_public_blocks_are_disjoint_and_cover_everything():
     model, _, public = setting("mlp", public=8)
     space = PublicEigenspace(public, 2, blocks=4)
-    seen = [space._chosen(8, Moment(model, LOSS, step, 1, 4, SeededNoise(0))).tolist() for step in range(4)]
+    seen = [space._chosen(8, StepContext(model, LOSS, step, 1, 4, SeededNoise(0))).tolist() for step in range(4)]
     assert sorted(itertools.chain(*seen)) == list(range(8))
 
 
@@ -371,7 +371,7 @@ def test_public_batches_are_drawn_anew():
     model, _, public = setting("mlp")
     noise = SeededNoise(0)
     space = PublicEigenspace(public, 2, batch=3)
-    seen = [tuple(space._chosen(9, Moment(model, LOSS, step, 1, 4, noise)).tolist()) for step in range(4)]
+    seen = [tuple(space._chosen(9, StepContext(model, LOSS, step, 1, 4, noise)).tolist()) for step in range(4)]
     assert len(set(seen)) > 1
     assert all(len(one) == 3 for one in seen)
 
@@ -395,7 +395,7 @@ def test_the_random_projection_is_an_orthogonal_projector(size):
 
 def test_a_random_projection_keeps_its_share_of_a_vector_and_is_idempotent():
     model = nn.Linear(40, 20, bias=False).to(D)
-    basis = RandomProjection(100).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+    basis = RandomProjection(100).basis(StepContext(model, LOSS, 0, 1, 1, SeededNoise(0)))
     vector = {"weight": torch.randn(20, 40, dtype=D)}
     once = gnomon.subspaces.projected(basis, vector)
     torch.testing.assert_close(gnomon.subspaces.projected(basis, once), once)
@@ -405,7 +405,7 @@ def test_a_random_projection_keeps_its_share_of_a_vector_and_is_idempotent():
 
 def test_a_random_projection_of_each_tensor_leaves_small_ones_whole():
     model = nn.Linear(40, 20).to(D)
-    basis = RandomProjection(100, per_tensor=True).basis(Moment(model, LOSS, 0, 1, 1, SeededNoise(0)))
+    basis = RandomProjection(100, per_tensor=True).basis(StepContext(model, LOSS, 0, 1, 1, SeededNoise(0)))
     assert {name: value.numel() for name, value in basis.like.items()} == {"weight": 100, "bias": 20}
     vector = {"weight": torch.randn(20, 40, dtype=D), "bias": torch.randn(20, dtype=D)}
     once = gnomon.subspaces.projected(basis, vector)
@@ -417,11 +417,11 @@ def test_a_random_projection_of_each_tensor_leaves_small_ones_whole():
 def test_the_mask_is_common_drawn_by_chance_and_cools():
     model = nn.Linear(100, 50, bias=False).to(D)
     space = RandomMask(0.3)
-    basis = space.basis(Moment(model, LOSS, 0, 10, 100, SeededNoise(0)))
+    basis = space.basis(StepContext(model, LOSS, 0, 10, 100, SeededNoise(0)))
     kept = basis.lift({"weight": torch.ones(50, 100, dtype=D)})["weight"]
     assert abs(float(kept.mean()) - 0.7) < 0.05
     cooling = RandomMask(0.9, cooling=True)
-    rates = [cooling.rate_at(Moment(model, LOSS, step, 10, 100, SeededNoise(0))) for step in range(0, 100, 10)]
+    rates = [cooling.rate_at(StepContext(model, LOSS, step, 10, 100, SeededNoise(0))) for step in range(0, 100, 10)]
     assert rates[0] == 0.0
     assert rates[-1] == pytest.approx(0.9)
     assert rates == sorted(rates)
@@ -464,7 +464,7 @@ def test_the_length_of_coordinates_covers_their_rounding(size, per_tensor):
     one, two, error = torch.randn(16), torch.randn(16), torch.randn(12)
     tokens = torch.stack([size * one, size * two, -size * (one + two), torch.randn(16)])[None]
     targets = torch.stack([error, error, error, 1e-3 * error])[None]
-    basis = PublicEigenspace(public, 5, per_tensor=per_tensor).basis(Moment(model, loss, 0, 1, 1, SeededNoise(0)))
+    basis = PublicEigenspace(public, 5, per_tensor=per_tensor).basis(StepContext(model, loss, 0, 1, 1, SeededNoise(0)))
     seen = basis.coordinates(gradients(model, loss, tokens, targets))
     exactly = lambda *pair: gradients(model.to(D), loss, *(t.to(D) for t in pair))
     shared, record = exactly(*public), exactly(tokens, targets)

@@ -19,8 +19,8 @@ from gnomon.accounting import Shuffled
 from gnomon.constraints import L2Ball
 from gnomon.ledger import Ledger
 from gnomon.methods import Method
+from gnomon.methods.steps import ConstrainedDescent
 from gnomon.release import SeededNoise
-from gnomon.steps import ConstrainedDescent
 from gnomon.training import CheckpointError, NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
 
 DELTA = 1e-5
@@ -128,7 +128,7 @@ def test_reserved_steps_count_as_taken_and_the_statement_says_so(tmp_path):
     restore_checkpoint(second, read_checkpoint(tmp_path), data())
     assert second.account.steps == 32
     assert second.fit(data()).steps == 40
-    total = second.spending.total(DELTA)
+    total = second.ledger_session.total(DELTA)
     assert (total.steps, total.runs) == (40, 1)
     assert total.epsilon == second.epsilon()
     assert "Resumed at step 5: 27 more steps" in second.statement().text()
@@ -144,7 +144,7 @@ def test_two_resumes_of_one_checkpoint_are_both_paid_for(tmp_path):
         restore_checkpoint(again, read_checkpoint(tmp_path), data())
         take(again, 8)
         taken += 8
-    assert again.spending.total(DELTA).steps >= taken
+    assert again.ledger_session.total(DELTA).steps >= taken
     late = trainer(tmp_path)
     restore_checkpoint(late, read_checkpoint(tmp_path), data())
     result = late.fit(data())
@@ -197,12 +197,12 @@ def stopped(tmp_path):
 
 def refused(path, match: str, train=None, **settings) -> None:
     t = trainer(path, **settings)
-    reserved = Ledger(path / "ledger.sqlite").total(next(iter(t.spending.ledger.state().datasets)), DELTA).steps
+    reserved = Ledger(path / "ledger.sqlite").total(next(iter(t.ledger_session.ledger.state().datasets)), DELTA).steps
     with pytest.raises(CheckpointError, match=match):
         restore_checkpoint(t, read_checkpoint(path), train or data())
     assert t.account.steps == 0
-    assert t.spending.ledger.state().runs
-    assert sum(run.reserved for run in t.spending.ledger.state().runs.values()) == reserved
+    assert t.ledger_session.ledger.state().runs
+    assert sum(run.reserved for run in t.ledger_session.ledger.state().runs.values()) == reserved
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_changed_settings_are_refused_by_name(stopped, settings, named):
 def test_a_checkpoint_ahead_of_its_ledger_is_refused(tmp_path):
     t = trainer(tmp_path)
     take(t, 1)
-    t.spending.ledger.shut()
+    t.ledger_session.ledger.shut()
     shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "older.sqlite")
     take(t, 30)
     save_checkpoint(t, tmp_path)
-    t.spending.ledger.shut()
+    t.ledger_session.ledger.shut()
     os.replace(tmp_path / "older.sqlite", tmp_path / "ledger.sqlite")
     refused(tmp_path, "ahead")
 
@@ -252,14 +252,14 @@ def test_an_edited_ledger_is_refused(stopped):
 
 def test_other_data_are_refused_and_leave_no_trace(stopped):
     t = trainer(stopped, seed=1)
-    weights, entered = everything(t), len(t.spending.ledger.state().runs)
+    weights, entered = everything(t), len(t.ledger_session.ledger.state().runs)
     with pytest.raises(ValueError, match="other data"):
         restore_checkpoint(t, read_checkpoint(stopped), data(seed=3))
     assert all(torch.equal(one, other) for one, other in zip(everything(t), weights, strict=True))
     t.fit(data(seed=3))  # a run of its own, on its own data
-    state = t.spending.ledger.state()
+    state = t.ledger_session.ledger.state()
     assert (len(state.runs), len(state.datasets)) == (entered + 1, 2)
-    assert t.spending.total(DELTA).steps == 40
+    assert t.ledger_session.total(DELTA).steps == 40
 
 
 def test_a_model_that_is_refused_leaves_the_run_closed(stopped):
@@ -269,7 +269,7 @@ def test_a_model_that_is_refused_leaves_the_run_closed(stopped):
     t = trainer(stopped, loss=mixing)
     with pytest.raises(NotPrivate):
         restore_checkpoint(t, read_checkpoint(stopped), data())
-    (run,) = t.spending.ledger.state().runs.values()
+    (run,) = t.ledger_session.ledger.state().runs.values()
     assert run.committed == run.reserved
 
 
@@ -324,10 +324,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(stopped, monkeypatch)
     def full(number):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gnomon.run_folder.os.fsync", full)
+    monkeypatch.setattr("gnomon.files.os.fsync", full)
     with pytest.raises(OSError, match=r"No space left.*intact"):
         save_checkpoint(t, stopped)
-    monkeypatch.setattr("gnomon.run_folder.os.fsync", real)
+    monkeypatch.setattr("gnomon.files.os.fsync", real)
     assert not list(stopped.glob("*.partial"))
     goes_on_at(stopped, 20)
 
@@ -354,15 +354,15 @@ def test_a_file_size_limit_of_the_system_leaves_the_old_checkpoint(stopped):
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        t.spending.head = lambda: read_checkpoint(stopped).head  # the ledger is not what fails here
+        t.ledger_session.head = lambda: read_checkpoint(stopped).head  # the ledger is not what fails here
         save_checkpoint(t, stopped)
 
     assert os.waitstatus_to_exitcode(in_child(limited)) == errno.EFBIG
     goes_on_at(stopped, 20)
 
 
-@pytest.mark.parametrize("moment", range(8))
-def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_checkpoint(stopped, moment):
+@pytest.mark.parametrize("context", range(8))
+def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_checkpoint(stopped, context):
     """The child dies at the n-th call that touches the disk: before, between and after both files."""
     t = trainer(stopped)
     restore_checkpoint(t, read_checkpoint(stopped), data())
@@ -374,7 +374,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_checkpoint(stopped, mome
         def dying(real):
             def call(*args, **more):
                 nonlocal calls
-                if calls == moment:
+                if calls == context:
                     os.kill(os.getpid(), signal.SIGKILL)
                 calls += 1
                 return real(*args, **more)
@@ -389,6 +389,6 @@ def test_a_kill_in_the_middle_of_a_write_leaves_a_whole_checkpoint(stopped, mome
 
     status = in_child(killed)
     assert os.waitstatus_to_exitcode(status) in (-signal.SIGKILL, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL or moment > 6
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL or context > 6
     goes_on_at(stopped, read_checkpoint(stopped).step)
     assert read_checkpoint(stopped).step in (20, t.account.steps)

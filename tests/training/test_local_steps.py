@@ -10,13 +10,13 @@ from torch import nn
 
 import gnomon
 from gnomon.accounting import FullBatch
-from gnomon.cli import main
+from gnomon.cli.main import main
 from gnomon.clipping import Automatic, PerLayer
+from gnomon.errors import SettingError
 from gnomon.methods import ClipThenProject, LocalSteps, Method, dp_lsgd, dp_sgd, pcdp
 from gnomon.release import SeededNoise
 from gnomon.subspaces import PublicEigenspace, RandomMask
 from gnomon.updates import local_sgd
-from gnomon.validate import SettingError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 D = torch.float64
@@ -145,7 +145,7 @@ def test_the_command_line_takes_local_steps(tmp_path, capsys):
     statement = json.loads((tmp_path / "b" / "statement.json").read_text())
     assert "2 local steps of 0.1" in statement["method"]
     assert main([*run, "--local-lr", "0.1", "--out", str(tmp_path / "c")]) == 2
-    assert "local-lr = 0.1 is not allowed: give local-steps as well" in capsys.readouterr().err
+    assert "local-lr = 0.1 is invalid; expected local-steps as well" in capsys.readouterr().err
 
 
 def test_any_method_composes_with_local_steps():

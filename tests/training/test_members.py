@@ -14,8 +14,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 import gnomon
 from gnomon.data import CsrRecords, Records
 from gnomon.models import SparseLinear
-from gnomon.training import members
-from gnomon.training.members import of_members
+from gnomon.training.checks import members
+from gnomon.training.checks.members import of_members
 
 
 def tensors(count: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

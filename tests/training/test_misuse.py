@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
+from gnomon.errors import SettingError
 from gnomon.ledger import Ledger, LedgerError
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
-from gnomon.validate import SettingError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 import gnomon
 from gnomon import methods
 from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, PerLayer, UpdateAndLoss
-from gnomon.subspaces import Moment
+from gnomon.subspaces import StepContext
 from gnomon.training import NotPrivate
-from gnomon.training.clip_rule_check import refuse_mixing_rule
+from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.updates import Dense, Updates
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
@@ -288,10 +288,10 @@ def test_the_rules_of_the_library_look_at_one_sample_at_a_time(rule, bound):
 class Centred:
     """All parameters, after the mean of the batch was taken away."""
 
-    name, key = "centred", staticmethod(lambda moment: 0)
+    name, key = "centred", staticmethod(lambda context: 0)
 
-    def basis(self, moment):
-        self.like = moment.like
+    def basis(self, context):
+        self.like = context.like
         return self
 
     def coordinates(self, updates):
@@ -467,7 +467,7 @@ def test_random_numbers_that_torch_does_not_know_of_are_named():
 
 def test_a_model_on_a_device_without_double_precision_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(nn.Parameter, "device", torch.device("mps"))
-    with pytest.raises(ValueError, match="device = 'mps' is not allowed"):
+    with pytest.raises(ValueError, match="device = 'mps' is invalid"):
         build(nn.Linear(4, 2))
 
 
@@ -511,11 +511,11 @@ def test_a_dependence_that_a_mask_leaves_alone_in_the_coordinates_is_refused():
 
         name = "branch only"
 
-        def key(self, moment: Moment) -> int:
+        def key(self, context: StepContext) -> int:
             return 0
 
-        def basis(self, moment: Moment) -> BranchBasis:
-            return BranchBasis(moment.like)
+        def basis(self, context: StepContext) -> BranchBasis:
+            return BranchBasis(context.like)
 
     class BranchBasis:
         def __init__(self, like: dict[str, torch.Tensor]) -> None:

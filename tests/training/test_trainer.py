@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.clipping import Automatic, PerLayer
+from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import BudgetExhausted, evaluate
-from gnomon.validate import SettingError
 
 PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
 
@@ -215,7 +215,7 @@ def test_a_record_that_is_left_out_equals_one_that_is_not_finite_and_is_drawn_an
     left.fit((x, y))
     same.fit((spoiled, y))
     torch.testing.assert_close(weights(left), weights(same))
-    assert left.entrance.left_out == 2
+    assert left.admission.left_out == 2
     nobody, none = (trainer(leave_out=those, noise=SeededNoise(0)) for those in ((x, y), None))
     nobody.fit((x, y))
     none.fit((torch.full_like(x, math.nan), y))
@@ -425,7 +425,7 @@ def test_bad_settings_are_refused_by_name_value_and_remedy(name, value):
         trainer(**{name: value})
     assert name in str(error.value)
     assert repr(value) in str(error.value)
-    assert "give" in str(error.value)
+    assert "expected" in str(error.value)
 
 
 def test_an_unreachable_target_is_refused():

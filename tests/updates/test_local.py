@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from gnomon.errors import SettingError
 from gnomon.models import paper_cnn, resnet20
 from gnomon.updates import Dense, Factored, forward_rule, gradients, local_sgd, rule
 from gnomon.updates import local as local_module
-from gnomon.validate import SettingError
 
 from .test_gradients import build, cast, relative
 from .zoo import CASES, B, squares

@@ -1,15 +1,19 @@
 """What a run costs in privacy, and how much noise a budget asks for."""
 
 from gnomon.accounting.account import Account
-from gnomon.accounting.adjacency import Adjacency
 from gnomon.accounting.calibrate import noise_multiplier
-from gnomon.accounting.composed import composed, filtered
 from gnomon.accounting.epsilon import Accountant, epsilon
+from gnomon.accounting.joint import composed, filtered
 from gnomon.accounting.published import published_noise
 from gnomon.accounting.result import Epsilon, digits
-from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled, steps_of, steps_per_epoch
 from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
-from gnomon.accounting.truncated import TruncatedPoisson
+from gnomon.sampling.adjacency import Adjacency
+from gnomon.sampling.fixed_size import FixedSize
+from gnomon.sampling.full_batch import FullBatch
+from gnomon.sampling.poisson import Poisson
+from gnomon.sampling.scheme import Sampling, steps_of, steps_per_epoch
+from gnomon.sampling.shuffled import Shuffled
+from gnomon.sampling.truncated_poisson import TruncatedPoisson
 
 __all__ = [
     "Account",

@@ -7,13 +7,18 @@ from typing import Any
 
 from gnomon import validate
 from gnomon.accounting import bounds, search
-from gnomon.accounting.adjacency import Adjacency
+from gnomon.accounting.composition import GaussianComposition
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler, epsilon
 from gnomon.accounting.result import Epsilon
-from gnomon.accounting.run import Run
-from gnomon.accounting.sampling import FixedSize, FullBatch, Poisson, Sampling, Shuffled
 from gnomon.accounting.sketch import Expansion
-from gnomon.accounting.truncated import TruncatedPoisson
+from gnomon.errors import SettingError
+from gnomon.sampling.adjacency import Adjacency
+from gnomon.sampling.fixed_size import FixedSize
+from gnomon.sampling.full_batch import FullBatch
+from gnomon.sampling.poisson import Poisson
+from gnomon.sampling.scheme import Sampling
+from gnomon.sampling.shuffled import Shuffled
+from gnomon.sampling.truncated_poisson import TruncatedPoisson
 
 MOST_STEPS = 10**9
 KINDS: dict[str, type[Sampling]] = {
@@ -136,7 +141,7 @@ class Account:
         """
         kind = next((name for name, one in KINDS.items() if type(self.sampler) is one), None)
         if kind is None:
-            raise validate.SettingError("sampler", type(self.sampler).__name__, f"one of {', '.join(KINDS)}")
+            raise SettingError("sampler", type(self.sampler).__name__, f"one of {', '.join(KINDS)}")
         return {
             "sampler": {"kind": kind} | asdict(self.sampler),  # type: ignore[call-overload]
             "noise_multiplier": self.noise_multiplier,
@@ -157,11 +162,11 @@ class Account:
             account = cls(sampler, values["noise_multiplier"], values["adjacency"], values["accountant"], expansion)
             account._steps = validate.whole("steps", values["steps"], least=0)
         except (KeyError, TypeError) as error:
-            raise validate.SettingError("values", values, f"what to_dict returned ({error!r})") from error
+            raise SettingError("values", values, f"what to_dict returned ({error!r})") from error
         return account
 
     def _bound(self, steps: int, delta: float, coarser: float = 1.0) -> float:
-        run = Run(self.sampler, self.noise_multiplier, steps, delta, self.adjacency, self.expansion)
+        run = GaussianComposition(self.sampler, self.noise_multiplier, steps, delta, self.adjacency, self.expansion)
         return bounds.bound(self.accountant, run, coarser).value
 
     def _at(self, steps: int, delta: float) -> Epsilon:

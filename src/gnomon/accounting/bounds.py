@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gnomon.accounting import gaussian, pld, renyi
-from gnomon.accounting.adjacency import Adjacency
-from gnomon.accounting.run import Run
-from gnomon.accounting.sampling import Sampling
+from gnomon.accounting.composition import GaussianComposition
 from gnomon.accounting.sketch import SHARE
-from gnomon.accounting.truncated import TruncatedPoisson
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
+from gnomon.sampling.adjacency import Adjacency
+from gnomon.sampling.scheme import Sampling
+from gnomon.sampling.truncated_poisson import TruncatedPoisson
 
 APPROXIMATE = "the Gaussian limit is an approximation and may lie below the true epsilon: not a bound"
 LOOSER = "PLD is out of reach for these settings; this is a looser bound"
@@ -29,11 +29,11 @@ class Bound:
     guarantee: bool = True
 
 
-def bound(accountant: str, run: Run, coarser: float = 1.0) -> Bound:
+def bound(accountant: str, run: GaussianComposition, coarser: float = 1.0) -> Bound:
     """Epsilon by the named accountant. `coarser` widens the PLD grid, for searches.
 
-    >>> from gnomon.accounting.sampling import Poisson
-    >>> bound("rdp-classic", Run(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove")).accountant
+    >>> from gnomon.sampling.poisson import Poisson
+    >>> bound("rdp-classic", GaussianComposition(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove")).accountant
     'RDP classic'
     """
     supported(accountant, run.sampler, run.adjacency)
@@ -53,17 +53,17 @@ def _lasting(sampler: Sampling) -> bool:
     return bool(frozen) and type(sampler).__module__.startswith("gnomon.")
 
 
-def _asked(answer: Callable[[Run, float], Bound], run: Run, coarser: float) -> Bound:
+def _asked(answer: Callable[[GaussianComposition, float], Bound], run: GaussianComposition, coarser: float) -> Bound:
     return answer(run, coarser)
 
 
 @lru_cache(maxsize=1024)
-def _known(answer: Callable[[Run, float], Bound], run: Run, coarser: float) -> Bound:
+def _known(answer: Callable[[GaussianComposition, float], Bound], run: GaussianComposition, coarser: float) -> Bound:
     """The same question is answered from memory: clients, seeds and cells of a study often share their settings."""
     return _asked(answer, run, coarser)
 
 
-def _expanded(accountant: str, run: Run, coarser: float) -> Bound:
+def _expanded(accountant: str, run: GaussianComposition, coarser: float) -> Bound:
     """A sketched sum: exact where that is known, else with a stretch that all steps keep to but for part of delta."""
     assert run.expansion is not None
     if not run.sampler.amplified:
@@ -80,7 +80,7 @@ def _expanded(accountant: str, run: Run, coarser: float) -> Bound:
 def supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:
     """An error if the accountant cannot answer for this sampler and adjacency.
 
-    >>> from gnomon.accounting.sampling import Poisson
+    >>> from gnomon.sampling.poisson import Poisson
     >>> supported("pld", Poisson(0.1), "replace-one")
     """
     if accountant == "pld" or not sampler.amplified:
@@ -92,7 +92,7 @@ def supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:
         raise SettingError("accountant", accountant, allowed)
 
 
-def _pld(run: Run, coarser: float) -> Bound:
+def _pld(run: GaussianComposition, coarser: float) -> Bound:
     """The PLD bound; where the grid is too wide or none will do, the smallest of all valid bounds."""
     if not run.sampler.amplified:
         return Bound(gaussian.exact(run.multiplier, run.uses, run.delta), "exact Gaussian")
@@ -114,22 +114,22 @@ def _pld(run: Run, coarser: float) -> Bound:
     return min([found, *others], key=lambda one: one.value)
 
 
-def _rdp(run: Run, coarser: float = 1.0) -> Bound:
+def _rdp(run: GaussianComposition, coarser: float = 1.0) -> Bound:
     return Bound(renyi.improved(run.event(run.multiplier), run.steps, run.delta), "RDP")
 
 
-def _classic(run: Run, coarser: float) -> Bound:
+def _classic(run: GaussianComposition, coarser: float) -> Bound:
     return Bound(renyi.classic(run.multiplier, run.uses, run.delta, run.sampler.rate), "RDP classic")
 
 
-def _gdp(run: Run, coarser: float) -> Bound:
+def _gdp(run: GaussianComposition, coarser: float) -> Bound:
     if not run.sampler.amplified:
         return Bound(gaussian.exact(run.multiplier, run.uses, run.delta), "exact Gaussian")
     limit = gaussian.limit(run.multiplier, run.steps, run.delta, run.sampler.rate)
     return Bound(limit, "GDP limit", APPROXIMATE, guarantee=False)
 
 
-ACCOUNTANTS: dict[str, tuple[str, Callable[[Run, float], Bound]]] = {
+ACCOUNTANTS: dict[str, tuple[str, Callable[[GaussianComposition, float], Bound]]] = {
     "pld": ("PLD", _pld),
     "rdp": ("RDP", _rdp),
     "rdp-classic": ("RDP classic", _classic),

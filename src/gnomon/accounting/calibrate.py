@@ -9,11 +9,12 @@ from scipy import optimize
 
 from gnomon import validate
 from gnomon.accounting import bounds, gaussian
+from gnomon.accounting.composition import GaussianComposition
 from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler
 from gnomon.accounting.result import digits
-from gnomon.accounting.run import Run
-from gnomon.accounting.sampling import Sampling
 from gnomon.accounting.sketch import Expansion
+from gnomon.errors import SettingError
+from gnomon.sampling.scheme import Sampling
 
 LEAST, MOST = 1e-3, 1e5  # the multipliers that are searched
 COARSER = 10.0  # the grid of the first search, in units of the final one
@@ -46,17 +47,17 @@ def noise_multiplier(
     relation = sampler.adjacency(adjacency)
     kind = chosen_accountant(accountant)
     if kind == "gdp":
-        raise validate.SettingError("accountant", kind, "'pld', 'rdp' or 'rdp-classic': 'gdp' is no guarantee")
+        raise SettingError("accountant", kind, "'pld', 'rdp' or 'rdp-classic': 'gdp' is no guarantee")
 
     def spent(sigma: float, coarser: float = 1.0) -> float:
-        return bounds.bound(kind, Run(sampler, sigma, count, delta, relation, expansion), coarser).value
+        return bounds.bound(kind, GaussianComposition(sampler, sigma, count, delta, relation, expansion), coarser).value
 
     if spent(LEAST) <= target:
         return LEAST
     if (smallest := spent(MOST)) > target:
         reached = digits(smallest, significant=3)
         allowed = f"{reached} or above, which noise_multiplier = {MOST:g} reaches here, or fewer steps"
-        raise validate.SettingError("target_epsilon", target_epsilon, allowed)
+        raise SettingError("target_epsilon", target_epsilon, allowed)
     guess = gaussian.multiplier_at_limit(target, sampler.uses(count), delta, sampler.rate)
     start, slope = _rough(lambda sigma: spent(sigma, COARSER), target, guess)
     return _finish(spent, target, start, slope)

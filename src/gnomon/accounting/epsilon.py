@@ -6,10 +6,12 @@ from typing import Literal, get_args
 
 from gnomon import validate
 from gnomon.accounting import bounds
+from gnomon.accounting.composition import GaussianComposition
 from gnomon.accounting.result import Epsilon
-from gnomon.accounting.run import Run
-from gnomon.accounting.sampling import Poisson, Sampling
 from gnomon.accounting.sketch import Expansion
+from gnomon.errors import SettingError
+from gnomon.sampling.poisson import Poisson
+from gnomon.sampling.scheme import Sampling
 
 Accountant = Literal["pld", "rdp", "rdp-classic", "gdp"]
 
@@ -47,7 +49,7 @@ def epsilon(
     delta = validate.probability("delta", delta)
     relation = sampler.adjacency(adjacency)
     kind = chosen_accountant(accountant)
-    bound = bounds.bound(kind, Run(sampler, sigma, count, delta, relation, expansion))
+    bound = bounds.bound(kind, GaussianComposition(sampler, sigma, count, delta, relation, expansion))
     return Epsilon(
         bound.value,
         delta=delta,
@@ -70,10 +72,10 @@ def chosen_sampler(sample_rate: float | None, sampler: Sampling | None) -> Sampl
     if sampler is None and sample_rate is not None:
         return Poisson(sample_rate)
     if sample_rate is not None:
-        raise validate.SettingError("sample_rate", sample_rate, "either sample_rate or sampler, not both")
+        raise SettingError("sample_rate", sample_rate, "either sample_rate or sampler, not both")
     if not isinstance(sampler, Sampling):
         allowed = "sample_rate=..., or a sampler such as Poisson(0.01), FullBatch() or Shuffled(40)"
-        raise validate.SettingError("sampler", sampler, allowed)
+        raise SettingError("sampler", sampler, allowed)
     return sampler
 
 
@@ -87,4 +89,4 @@ def chosen_accountant(value: object) -> Accountant:
         if value == name:
             found: Accountant = name
             return found
-    raise validate.SettingError("accountant", value, " or ".join(map(repr, get_args(Accountant))))
+    raise SettingError("accountant", value, " or ".join(map(repr, get_args(Accountant))))

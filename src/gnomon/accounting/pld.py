@@ -15,9 +15,9 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from gnomon.accounting import gaussian, renyi
-from gnomon.accounting.adjacency import RELATIONS, sensitivity
-from gnomon.accounting.run import Run
-from gnomon.accounting.truncated import TruncatedPoisson
+from gnomon.accounting.composition import GaussianComposition
+from gnomon.sampling.adjacency import RELATIONS, sensitivity
+from gnomon.sampling.truncated_poisson import TruncatedPoisson
 
 USUAL_POINTS, MAX_POINTS = 200_000, 500_000
 MAX_STEPS = 1_000_000  # dp-accounting computes size ** steps as a whole number: endless for many more
@@ -34,11 +34,11 @@ class Grid:
     widened: bool
 
 
-def epsilon(run: Run, interval: float, others: Sequence[Run] = ()) -> float:
+def epsilon(run: GaussianComposition, interval: float, others: Sequence[GaussianComposition] = ()) -> float:
     """An upper bound on epsilon, on a grid of the given interval; `others` read the same records.
 
-    >>> from gnomon.accounting.sampling import Poisson
-    >>> round(epsilon(Run(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove"), 1e-4), 3)
+    >>> from gnomon.sampling.poisson import Poisson
+    >>> round(epsilon(GaussianComposition(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove"), 1e-4), 3)
     0.5
     """
     accountant = PLDAccountant(RELATIONS[run.adjacency], value_discretization_interval=interval)
@@ -48,13 +48,13 @@ def epsilon(run: Run, interval: float, others: Sequence[Run] = ()) -> float:
         return max(0.0, float(accountant.get_epsilon(run.delta)))
 
 
-def grid(run: Run, coarser: float = 1.0, others: Sequence[Run] = ()) -> Grid | None:
+def grid(run: GaussianComposition, coarser: float = 1.0, others: Sequence[GaussianComposition] = ()) -> Grid | None:
     """The grid to use, or None where no grid would do. `coarser` trades accuracy for time in searches.
 
-    >>> from gnomon.accounting.sampling import Poisson
-    >>> grid(Run(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove"))
+    >>> from gnomon.sampling.poisson import Poisson
+    >>> grid(GaussianComposition(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove"))
     Grid(interval=0.0001, widened=False)
-    >>> grid(Run(Poisson(0.025), 1e-3, 3200, 1e-5, "add-remove")) is None
+    >>> grid(GaussianComposition(Poisson(0.025), 1e-3, 3200, 1e-5, "add-remove")) is None
     True
     """
     runs = (run, *others)
@@ -71,7 +71,7 @@ def grid(run: Run, coarser: float = 1.0, others: Sequence[Run] = ()) -> Grid | N
     return Grid(coarser * interval, widened=needed > wanted) if interval <= COARSEST else None
 
 
-def _width(run: Run) -> float:
+def _width(run: GaussianComposition) -> float:
     """About the width of the losses that can occur in one step or in all, up to the tail that is cut off."""
     q, sigma = run.sampler.rate, run.noise_multiplier / sensitivity(run.adjacency)
     one, everything = _one_step(sigma, q), _all_steps(sigma, q, run.steps)

@@ -23,7 +23,7 @@ def improved(event: DpEvent, steps: int, delta: float) -> float:
     Where the noise is enormous, rounding makes dp-accounting's divergences negative and its epsilon 0.
     An allowance for rounding in every step keeps the number an upper bound.
 
-    >>> from gnomon.accounting.sampling import Poisson
+    >>> from gnomon.sampling.poisson import Poisson
     >>> round(improved(Poisson(0.025).event(10.0, 3200), 3200, 1e-5), 3)
     0.549
     """

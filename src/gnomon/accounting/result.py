@@ -6,7 +6,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Self
 
-from gnomon.accounting.adjacency import Adjacency
+from gnomon.sampling.adjacency import Adjacency
 
 
 def digits(epsilon: float | None, decimals: int = 3, *, significant: int | None = None, lower: bool = False) -> str:

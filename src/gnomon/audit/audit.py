@@ -20,8 +20,8 @@ from gnomon.audit.repeatable import OFF
 from gnomon.audit.report import Report
 from gnomon.audit.sampling import sampling
 from gnomon.audit.target import Target, TrainerTarget
+from gnomon.errors import SettingError
 from gnomon.training import Trainer
-from gnomon.validate import SettingError
 
 MOST_NUMBERS = 2**26
 """How many numbers the releases of one data set may hold: half a gigabyte."""

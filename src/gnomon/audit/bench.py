@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gnomon.audit.view import View
+from gnomon.audit.observation import Observation
 from gnomon.data import Loader
-from gnomon.validate import SettingError, whole
+from gnomon.errors import SettingError
+from gnomon.validate import whole
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -85,13 +86,13 @@ class Pair:
 class Bench(Protocol):
     """Data sets of the auditor's choice."""
 
-    def pairs(self, view: View) -> list[Pair]:
+    def pairs(self, view: Observation) -> list[Pair]:
         """Neighbouring data sets, chosen to move the release as far as they can."""
 
-    def canaries(self, view: View, count: int) -> Batch:
+    def canaries(self, view: Observation, count: int) -> Batch:
         """Records to be found again one by one in a release of all of them."""
 
-    def unequal(self, view: View) -> Batch:
+    def unequal(self, view: Observation) -> Batch:
         """Records whose updates differ in length, so that each has another clip weight."""
 
     @property
@@ -118,7 +119,7 @@ class ProbeBench:
     def one(self) -> Batch:
         return _as_batch(torch.zeros(1, self.size))
 
-    def pairs(self, view: View) -> list[Pair]:
+    def pairs(self, view: Observation) -> list[Pair]:
         draw = torch.Generator().manual_seed(self.seed)
         bulk, other = (torch.randn(n, self.size, generator=draw, dtype=torch.float64) for n in (self.batch, 1))
         c, spike = self.bound, next(view.spikes())[None]
@@ -139,10 +140,10 @@ class ProbeBench:
             found += [Pair(name, without, _as_batch(broken), finite=False) for without in (None, mixed)]
         return found
 
-    def canaries(self, view: View, count: int) -> Batch:
+    def canaries(self, view: Observation, count: int) -> Batch:
         return _as_batch(1000 * self.bound * torch.stack(list(islice(view.spikes(), count))))
 
-    def unequal(self, view: View) -> Batch:
+    def unequal(self, view: Observation) -> Batch:
         spikes = islice(cycle(islice(view.spikes(), UNEQUAL)), UNEQUAL)
         return _as_batch(torch.stack([2.0**i * self.bound * spike for i, spike in enumerate(spikes)]))
 
@@ -167,7 +168,7 @@ class RecordBench:
     def one(self) -> Batch:
         return self.inputs[:1], self.targets[:1]
 
-    def pairs(self, view: View) -> list[Pair]:
+    def pairs(self, view: Observation) -> list[Pair]:
         x, y = self.inputs, self.targets
         bulk, last = (x[: self.batch], y[: self.batch]), (x[-1:], y[-1:])
         same = x[:1].expand(self.batch, *x.shape[1:]), y[:1].expand(self.batch, *y.shape[1:])
@@ -186,11 +187,11 @@ class RecordBench:
             found += [Pair(name, bulk, (torch.full_like(x[-1:], value), y[-1:])) for name, value in BROKEN.items()]
         return found
 
-    def canaries(self, view: View, count: int) -> Batch:
+    def canaries(self, view: Observation, count: int) -> Batch:
         stretch = 100.0 if self.inputs.is_floating_point() else 1
         return stretch * self.inputs[:count], self.targets[:count]
 
-    def unequal(self, view: View) -> Batch:
+    def unequal(self, view: Observation) -> Batch:
         x, y = self.inputs[:UNEQUAL], self.targets[:UNEQUAL]
         if not x.is_floating_point():
             return x, y

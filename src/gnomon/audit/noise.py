@@ -23,9 +23,9 @@ from gnomon.audit.findings import Finding
 from gnomon.audit.parts import LAW, numberless
 from gnomon.audit.target import TrainerTarget
 from gnomon.methods import ProjectThenClip
+from gnomon.methods.steps import Descent
 from gnomon.release import NoiseSource
 from gnomon.release.door import GRID_BITS
-from gnomon.steps import Descent
 from gnomon.subspaces import Ambient
 from gnomon.training import Trainer
 from gnomon.updates import gradients
@@ -62,7 +62,7 @@ def noise_law(trainer: Trainer, draws: int = DRAWS) -> list[Finding]:
     """
     width = min(WIDTH, draws)
     steps = -(-draws // width)
-    tally = Tally(trainer.account.noise_multiplier, trainer.max_grad_norm)
+    tally = NoiseStatistics(trainer.account.noise_multiplier, trainer.max_grad_norm)
     for row in rows(trainer, width, steps, trainer.noise):
         if bad := numberless("door", row):
             return bad
@@ -71,13 +71,13 @@ def noise_law(trainer: Trainer, draws: int = DRAWS) -> list[Finding]:
 
 
 @dataclass
-class Tally:
+class NoiseStatistics:
     """What is kept of many draws: counts, and the sum of squares.
 
     Rows are noise in units of the clip bound, as a float32 model shows it. Before the division by the expected batch
     size they lie on the grid of the door, and which multiple of it a value is can be told from up to 2^21 of them.
 
-    >>> tally = Tally(noise_multiplier=1.0, bound=1.0)
+    >>> tally = NoiseStatistics(noise_multiplier=1.0, bound=1.0)
     >>> tally.add(torch.tensor([0.5, -3.0 * 2.0**-20, 0.1], dtype=torch.float64))
     >>> tally.count, tally.legible, tally.even, tally.off_grid
     (3, 3, 2, 1)

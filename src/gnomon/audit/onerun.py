@@ -12,10 +12,10 @@ from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
 from gnomon.audit.parts import Scores
+from gnomon.errors import SettingError
 from gnomon.methods import Method, dp_sgd
 from gnomon.release import NoiseSource
 from gnomon.training import Trainer
-from gnomon.validate import SettingError
 
 GUESSED = 0.2
 """The share of canaries that a guess is made about: those with the highest and lowest scores."""
@@ -81,7 +81,7 @@ def tossed(sampler: Sampling, canaries: int, seed: int = 0) -> tuple[Tensor, tor
     >>> from gnomon.accounting import FixedSize
     >>> tossed(FixedSize(64), 100)
     Traceback (most recent call last):
-    gnomon.validate.SettingError: whole_run = 100 is not allowed: give more: of so many canaries about half are \
+    gnomon.errors.SettingError: whole_run = 100 is invalid; expected more: of so many canaries about half are \
 in, and batches of 64 are drawn from them
     """
     draw = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from gnomon.audit import bounds
 from gnomon.audit.bench import Batch, Pair, singles
 from gnomon.audit.findings import Finding
 from gnomon.audit.target import Target
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 TOLERANCE = 1e-4
 """How far above the clip bound rounding may put a contribution."""

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.audit.bench import Batch
 from gnomon.audit.claim import Claim
+from gnomon.audit.observation import Observation, Still
 from gnomon.audit.repeatable import without_dropout
-from gnomon.audit.view import Still, View
+from gnomon.errors import SettingError
 from gnomon.methods import Method
+from gnomon.methods.steps import Descent
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
-from gnomon.steps import Descent
-from gnomon.subspaces import Ambient, Moment
+from gnomon.subspaces import Ambient, StepContext
 from gnomon.training import Trainer
-from gnomon.validate import SettingError
 
 NEVER = 1e-12
 """A sample rate at which nobody comes."""
@@ -34,7 +34,7 @@ class Target(Protocol):
         """What is claimed for it."""
 
     @property
-    def view(self) -> View:
+    def view(self) -> Observation:
         """The coordinates in which its noise is white."""
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
@@ -134,8 +134,8 @@ class TrainerTarget:
             still = Still(self.method.subspace, plan.last - 1, plan.steps_per_epoch, plan.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
         self.model, self.dropout = without_dropout(trainer.model)
-        moment = Moment(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
-        self.view = View(self.method, moment)
+        context = StepContext(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
+        self.view = Observation(self.method, context)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
         return torch.stack(list(self.each(data, count, noisy=noisy, parts=parts)))

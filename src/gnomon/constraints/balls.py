@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
+from gnomon.errors import SettingError
 
 SHORT = 2**11
 """Up to so many numbers are sorted; beyond, passes over all of them take less time."""
@@ -166,7 +167,7 @@ class Box:
 
     def __post_init__(self) -> None:
         if validate.number("low", self.low) >= validate.number("high", self.high):
-            raise validate.SettingError("low", self.low, f"a number below high = {self.high:g}")
+            raise SettingError("low", self.low, f"a number below high = {self.high:g}")
 
     @property
     def name(self) -> str:

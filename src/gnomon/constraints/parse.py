@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gnomon.constraints.balls import Box, L1Ball, L2Ball, Simplex
 from gnomon.constraints.constraint import Constraint
 from gnomon.constraints.structured import GroupBall, NuclearBall
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 MAKERS: dict[str, tuple[tuple[int, ...], Callable[..., Constraint]]] = {
     "l1": ((1,), L1Ball),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.constraints.balls import shrunk
+from gnomon.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class GroupBall:
 
     def check(self, size: int) -> None:
         if size % self.group:
-            raise validate.SettingError("group", self.group, f"a divisor of the {size} parameters")
+            raise SettingError("group", self.group, f"a divisor of the {size} parameters")
 
     def project(self, vector: Tensor) -> Tensor:
         rows = vector.reshape(-1, self.group)
@@ -79,7 +80,7 @@ class NuclearBall:
 
     def check(self, size: int) -> None:
         if size % self.rows:
-            raise validate.SettingError("rows", self.rows, f"a divisor of the {size} parameters (a model without bias)")
+            raise SettingError("rows", self.rows, f"a divisor of the {size} parameters (a model without bias)")
 
     def project(self, vector: Tensor) -> Tensor:
         left, values, right = torch.linalg.svd(vector.reshape(self.rows, -1), full_matrices=False)

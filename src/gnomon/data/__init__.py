@@ -3,10 +3,10 @@
 from gnomon.data.fingerprint import fingerprints, overlap
 from gnomon.data.loader import Loader
 from gnomon.data.partition import IID, ByKey, Dirichlet, OneClass, Partition, Shards
-from gnomon.data.sampling import positions
 from gnomon.data.sources import NAMES, DataError, Records, Source, load
 from gnomon.data.sparse import CsrRecords
 from gnomon.data.split import Split, check_disjoint, public_private
+from gnomon.sampling.draws import positions
 
 __all__ = [
     "IID",

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.data.sources.records import Records
+from gnomon.data.records import Records
 
 CHUNK = 4096  # records converted at a time, so that memory stays small
 LARGEST = 2**24  # float32 holds all whole numbers below

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
+from gnomon.errors import SettingError
 
 TRIES = 200
 
@@ -81,7 +82,7 @@ class Dirichlet:
                     part.extend(some.tolist())
             if min(map(len, parts)) >= self.least:
                 return _checked(parts)
-        raise validate.SettingError("alpha", self.alpha, f"more, or fewer clients: none of {TRIES} draws gave "
+        raise SettingError("alpha", self.alpha, f"more, or fewer clients: none of {TRIES} draws gave "
                                     f"each of {clients} clients {self.least} records")  # fmt: skip
 
 
@@ -125,7 +126,7 @@ class OneClass:
 
     def __post_init__(self) -> None:
         if not 0 <= validate.number("rest", self.rest) < 1:
-            raise validate.SettingError("rest", self.rest, "a share, 0 or above and below 1")
+            raise SettingError("rest", self.rest, "a share, 0 or above and below 1")
 
     @property
     def name(self) -> str:
@@ -165,17 +166,17 @@ class ByKey:
 
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
         if len(self.keys) != len(targets):
-            raise validate.SettingError("keys", f"{len(self.keys)} of them", f"one for each of {len(targets)} records")
+            raise SettingError("keys", f"{len(self.keys)} of them", f"one for each of {len(targets)} records")
         groups: dict[Any, list[int]] = {}
         for position, key in enumerate(self.keys):
             groups.setdefault(key.item() if hasattr(key, "item") else key, []).append(position)
         if len(groups) < _count(clients, len(targets)):
-            raise validate.SettingError("clients", clients, f"at most {len(groups)}, the number of different keys")
+            raise SettingError("clients", clients, f"at most {len(groups)}, the number of different keys")
         parts = _dealt(list(groups.values()), clients)
         if (fewest := min(map(len, parts))) < self.least:
             fits = next((n for n in range(clients - 1, 0, -1) if _fits(groups, n, self.least)), 0)
             allowed = f"at most {fits}: with {clients} of them one has {fewest} records, fewer than {self.least}"
-            raise validate.SettingError("clients", clients, allowed)
+            raise SettingError("clients", clients, allowed)
         return _checked(parts)
 
 
@@ -196,18 +197,18 @@ def _generator(seed: int) -> np.random.Generator:
 
 def _count(clients: int, records: int) -> int:
     if validate.whole("clients", clients) > records:
-        raise validate.SettingError("clients", clients, f"at most the {records} records")
+        raise SettingError("clients", clients, f"at most the {records} records")
     return clients
 
 
 def _labels(targets: Tensor) -> Any:
     if targets.ndim != 1:
-        raise validate.SettingError("targets", f"of shape {tuple(targets.shape)}", "one class a record")
+        raise SettingError("targets", f"of shape {tuple(targets.shape)}", "one class a record")
     return targets.cpu().numpy()
 
 
 def _checked(parts: Sequence[Any]) -> list[Tensor]:
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
-        raise validate.SettingError("clients", len(parts), f"fewer: client {empty[0]} would have no record")
+        raise SettingError("clients", len(parts), f"fewer: client {empty[0]} would have no record")
     return [torch.as_tensor(np.sort(np.asarray(part, dtype=np.int64))) for part in parts]

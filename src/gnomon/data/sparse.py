@@ -10,7 +10,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 
 class CsrRecords:

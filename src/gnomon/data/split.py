@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from gnomon.data.fingerprint import fingerprints
-from gnomon.data.sources.records import Records
-from gnomon.validate import SettingError, whole
+from gnomon.data.records import Records
+from gnomon.errors import SettingError
+from gnomon.validate import whole
 
 
 @dataclass(frozen=True, eq=False)

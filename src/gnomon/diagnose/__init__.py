@@ -5,7 +5,6 @@ from gnomon.diagnose.cloud import cloud
 from gnomon.diagnose.looks import Looks
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.diagnose.overlap import angles, energy_inside, skew
-from gnomon.diagnose.run import diagnose
 from gnomon.diagnose.spectrum import components, gap, gram, spectrum
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "bias",
     "cloud",
     "components",
-    "diagnose",
     "energy_inside",
     "gap",
     "gram",

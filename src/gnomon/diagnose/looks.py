@@ -11,8 +11,9 @@ from gnomon import validate
 from gnomon.data import Loader
 from gnomon.diagnose.cloud import spread
 from gnomon.diagnose.observer import Diagnostics
+from gnomon.errors import SettingError
+from gnomon.training.observer import StepView
 from gnomon.training.trainer import Trainer
-from gnomon.training.view import View
 
 POINTS = 100
 """How many points of a longer list are kept."""
@@ -51,12 +52,12 @@ class Looks:
         sample = loader.take(spread(len(loader), self.records))
         diagnostics = Diagnostics(found.append, records=min(self.records, GRAM), shown=self.shown)
 
-        def observe(view: View) -> None:
-            step = view.moment.step
+        def observe(view: StepView) -> None:
+            step = view.context.step
             if step not in due:
                 return
             record = diagnostics.record(trainer.engine.preview(*sample, step=step))
-            found.append({"step": step, "epoch": step / view.moment.steps_per_epoch, **self._kept(record)})
+            found.append({"step": step, "epoch": step / view.context.steps_per_epoch, **self._kept(record)})
 
         trainer.observers += (observe,)
         return found
@@ -65,7 +66,7 @@ class Looks:
         """What there is of what was asked for; methods without a subspace have no projected norms."""
         found = {name: thinned(record[name]) for name in self.keep if name in record}
         if not found:
-            raise validate.SettingError("looks", ", ".join(self.keep), f"one of {', '.join(record)}")
+            raise SettingError("looks", ", ".join(self.keep), f"one of {', '.join(record)}")
         return found
 
 

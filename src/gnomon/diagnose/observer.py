@@ -17,6 +17,7 @@ from gnomon.diagnose.cloud import spread
 from gnomon.diagnose.overlap import angles, skew
 from gnomon.diagnose.portrait import SHOWN, Sitter, portrait
 from gnomon.diagnose.spectrum import gram
+from gnomon.errors import SettingError
 from gnomon.release.door import admission
 from gnomon.subspaces import Basis
 from gnomon.subspaces.basis import AmbientBasis
@@ -24,7 +25,7 @@ from gnomon.subspaces.beside_loss import BesideLossBasis
 from gnomon.subspaces.eigenspace import SharedBasis, TensorBases, mixing
 from gnomon.subspaces.embedding import EmbeddingBasis
 from gnomon.subspaces.gaussian_sketch import SketchBasis
-from gnomon.training.view import View
+from gnomon.training.observer import StepView
 from gnomon.updates import Updates, gradients
 from gnomon.updates.snapshot import untouched
 
@@ -76,18 +77,18 @@ class Diagnostics:
         self.shown = validate.whole("shown", shown)
         self._last: tuple[Updates, Tensor] | None = None
 
-    def __call__(self, view: View) -> None:
+    def __call__(self, view: StepView) -> None:
         """One step; most of them are none of its business."""
-        if view.moment.step % self.every == 0:
+        if view.context.step % self.every == 0:
             self.sink(self.record(view))
 
-    def record(self, view: View) -> dict[str, Any]:
+    def record(self, view: StepView) -> dict[str, Any]:
         """The diagnostics of one step."""
         record: dict[str, Any] = {
-            "step": view.moment.step,
-            "epoch": view.moment.step / view.moment.steps_per_epoch,
+            "step": view.context.step,
+            "epoch": view.context.step / view.context.steps_per_epoch,
         }
-        with untouched(view.moment.model):
+        with untouched(view.context.model):
             public = self._public(view)
         shared: SharedBasis | None = None
         if public is not None:
@@ -98,21 +99,21 @@ class Diagnostics:
             record |= {f"unprotected/{name}": value for name, value in found.items()}
         return record
 
-    def _public(self, view: View) -> Updates | None:
+    def _public(self, view: StepView) -> Updates | None:
         """Gradients of the public records at the current weights."""
         records = view.method.public if self.public is None else self.public
         if records is None:
             if self.public_only:
-                raise validate.SettingError("public", None, "public records: without private ones nothing else is read")
+                raise SettingError("public", None, "public records: without private ones nothing else is read")
             return None
-        device = next(iter(view.moment.like.values())).device
+        device = next(iter(view.context.like.values())).device
         loader = Loader(records, "public", device)
         inputs, targets = loader.take(spread(len(loader), 2 * self.records))
-        updates = gradients(view.moment.model, view.moment.loss, inputs, targets)
+        updates = gradients(view.context.model, view.context.loss, inputs, targets)
         usable = torch.isfinite(updates.norms()).nonzero().squeeze(1)
         return updates.select(usable) if len(usable) >= 4 else None
 
-    def _of_public(self, public: Updates, view: View) -> tuple[dict[str, Any], SharedBasis]:
+    def _of_public(self, public: Updates, view: StepView) -> tuple[dict[str, Any], SharedBasis]:
         """Spectrum, skew between halves, drift since last time, and the held-out half's portrait."""
         inner, dtype = gram(public), public.losses.dtype
         ours, theirs = torch.arange(0, len(public), 2), torch.arange(1, len(public), 2)
@@ -136,7 +137,7 @@ class Diagnostics:
         self._last = public, whole
         return record, SharedBasis(public, whole.to(dtype))
 
-    def _of_private(self, view: View, shared: SharedBasis | None) -> dict[str, Any]:
+    def _of_private(self, view: StepView, shared: SharedBasis | None) -> dict[str, Any]:
         """The portrait of the step's updates, and how they compare with the noise."""
         ambient = isinstance(view.basis, AmbientBasis)
         basis = view.basis.inner if isinstance(view.basis, BesideLossBasis) else view.basis  # a loss is no direction
@@ -180,7 +181,7 @@ def looked_into(basis: Basis, public: SharedBasis | TensorBases | None) -> Basis
     return basis if random else public
 
 
-def dimensions(view: View) -> float:
+def dimensions(view: StepView) -> float:
     """In how many dimensions the noise of a step reaches the model: `|V 1|^2`, for orthonormal V and for masks."""
     ones = {name: torch.ones_like(value) for name, value in view.basis.like.items()}
     return length(view.basis.lift(ones)) ** 2

@@ -22,7 +22,7 @@ def gram(updates: Updates) -> Tensor:
 
 
 def spectrum(inner: Tensor) -> Tensor:
-    """Eigenvalues of the second moment `1/B sum_i g_i g_i^T`, largest first, from the Gram matrix of B gradients.
+    """Eigenvalues of the second context `1/B sum_i g_i g_i^T`, largest first, from the Gram matrix of B gradients.
 
     It has the eigenvalues of the p x p matrix that are not zero.
 

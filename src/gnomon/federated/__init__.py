@@ -1,16 +1,15 @@
 """Federated training: the same pipeline on every client, and small strategies around it."""
 
-from gnomon.federated.aggregates import Mean, QFair
+from gnomon.federated.aggregation import Mean, QFair
 from gnomon.federated.bases import fingerprint, round_basis
 from gnomon.federated.client import Client
-from gnomon.federated.memory import Memory
-from gnomon.federated.parcel import Parcel
-from gnomon.federated.pieces import Blur, Controls, FairClip, FairPace, Losses, Moon, Piece, Prox
+from gnomon.federated.message import Message
 from gnomon.federated.private_mean import PrivateMean
-from gnomon.federated.reach import Reach
-from gnomon.federated.refused import Refused
+from gnomon.federated.refusal import Refused
 from gnomon.federated.server import Member, Server
-from gnomon.federated.strategies import (
+from gnomon.federated.state import PersistentState
+from gnomon.federated.strategies import Blur, Component, Controls, FairClip, FairPace, Losses, Moon, Prox
+from gnomon.federated.strategies.published import (
     STRATEGIES,
     Strategy,
     fedavg,
@@ -26,11 +25,13 @@ from gnomon.federated.strategies import (
     scaffold,
 )
 from gnomon.federated.uploads import Coordinates, Largest, Whole
+from gnomon.federated.validation import Reach
 
 __all__ = [
     "STRATEGIES",
     "Blur",
     "Client",
+    "Component",
     "Controls",
     "Coordinates",
     "FairClip",
@@ -39,10 +40,9 @@ __all__ = [
     "Losses",
     "Mean",
     "Member",
-    "Memory",
+    "Message",
     "Moon",
-    "Parcel",
-    "Piece",
+    "PersistentState",
     "PrivateMean",
     "Prox",
     "QFair",

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gnomon.federated.refused import Refused
+from gnomon.federated.refusal import Refused
 from gnomon.release import SeededNoise
-from gnomon.subspaces import Basis, Moment, Subspace
+from gnomon.subspaces import Basis, StepContext, Subspace
 from gnomon.updates import Loss
 
 PROBES = 16
@@ -47,11 +47,11 @@ def round_basis(space: Subspace, model: nn.Module, loss: Loss, number: int, roun
     >>> round_basis(Ambient(), nn.Linear(2, 1), nn.MSELoss(reduction="none"), 0, 10, seed=1).like["weight"].shape
     torch.Size([1, 2])
     """
-    moment = Moment(model, loss, number, 1, rounds, SeededNoise(seed))
-    weights, numbers = moment.like, (number, rounds, seed)
+    context = StepContext(model, loss, number, 1, rounds, SeededNoise(seed))
+    weights, numbers = context.like, (number, rounds, seed)
     if not (_last and _last[0].same(space, loss, numbers, weights)):
         kept = {name: value.clone() for name, value in weights.items()}
-        _last[:] = [_Made(space, loss, numbers, kept, space.basis(moment))]
+        _last[:] = [_Made(space, loss, numbers, kept, space.basis(context))]
     return _last[0].basis
 
 

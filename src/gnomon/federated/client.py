@@ -11,18 +11,19 @@ import torch
 
 from gnomon import validate
 from gnomon.data import Loader
+from gnomon.errors import SettingError
 from gnomon.federated.bases import check_fingerprint, round_basis
-from gnomon.federated.memory import Memory
-from gnomon.federated.parcel import Arrays, Parcel
-from gnomon.federated.pieces import Turn
-from gnomon.federated.refused import Refused
-from gnomon.federated.strategies import Strategy
-from gnomon.ledger.spending import Spending
+from gnomon.federated.message import Arrays, Message
+from gnomon.federated.refusal import Refused
+from gnomon.federated.state import PersistentState
+from gnomon.federated.strategies import LocalRound
+from gnomon.federated.strategies.published import Strategy
+from gnomon.ledger.session import LedgerSession
+from gnomon.statement.statement import ledger_caveats, ledger_note
 from gnomon.subspaces import Basis
 from gnomon.training import Statement, Trainer
-from gnomon.training.refusals import refuse_overlap
-from gnomon.training.statement import ledger_caveats, ledger_note
-from gnomon.training.watch import Record
+from gnomon.training.checks.model import refuse_overlap
+from gnomon.training.metrics import Metrics
 from gnomon.updates.snapshot import untouched
 
 
@@ -41,7 +42,7 @@ class Client:
     ...     sample_rate=0.5, expected_batch_size=10, noise_multiplier=1.0, target_delta=1e-3, steps=10)
     >>> client = Client("north", trainer, (torch.randn(20, 2), torch.randint(0, 2, (20,))), fedavg(), steps=2)
     >>> weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    >>> reply = client.train(Parcel(1, {"weights": weights}))
+    >>> reply = client.train(Message(1, {"weights": weights}))
     >>> sorted(reply.arrays["change"]), trainer.account.steps
     (['bias', 'weight'], 2)
     """
@@ -56,47 +57,49 @@ class Client:
         steps: int,
         max_grad_norm: float | None = None,
         max_weight: float = math.inf,
-        memory: Memory | None = None,
-        each_round: Spending | None = None,
+        persistent: PersistentState | None = None,
+        each_round: LedgerSession | None = None,
     ) -> None:
         self.name, self.trainer, self.data, self.strategy = name, trainer, data, strategy
         self.steps = validate.whole("steps", steps)
         self.bound = trainer.max_grad_norm if max_grad_norm is None else max_grad_norm
         if abs(strategy.bound(self.bound) / trainer.max_grad_norm - 1) > 1e-9:
             allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
-            raise validate.SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
+            raise SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
         if not trainer.plan.sampler.pauses:
-            raise validate.SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
+            raise SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
         self.max_weight = max_weight
-        self.memory = memory or Memory()
+        self.persistent = persistent or PersistentState()
         self.each_round = each_round
         self._batches: Iterator[tuple[Any, Any]] | None = None
-        self.unprotected: list[Record] = []
+        self.unprotected: list[Metrics] = []
         """Diagnostics of the last round's steps, for the data holder only."""
 
-    def train(self, parcel: Parcel) -> Parcel:
-        """One round: from the server's parcel to the upload. Nothing is spent if the parcel is refused."""
-        last, ticket = self.memory.numbers.get("round", 0), parcel.numbers.get("ticket", 0.0)
-        if parcel.round < last or (parcel.round == last and ticket == self.memory.numbers["ticket"]):
-            raise Refused("round", f"{parcel.round}, after {last:.0f}")  # a restarted server may ask for a round again
+    def train(self, message: Message) -> Message:
+        """One round: from the server's message to the upload. Nothing is spent if the message is refused."""
+        last, ticket = self.persistent.numbers.get("round", 0), message.numbers.get("ticket", 0.0)
+        if message.round < last or (message.round == last and ticket == self.persistent.numbers["ticket"]):
+            raise Refused("round", f"{message.round}, after {last:.0f}")  # a restarted server may ask for a round again
         device = next(self.trainer.model.parameters()).device
-        parcel = parcel.to(device)
-        self.memory.move(device)
-        start = self._load(parcel)
-        basis = self._basis(parcel)
-        turn = Turn(parcel, self.trainer.model, start, self.memory, self.trainer.optimizer, self.steps, self.bound)
-        self.trainer.method = self.strategy.local(basis, turn)
-        self._run(turn)
-        turn.end = self._weights()
-        change = {name: value - turn.end[name] for name, value in start.items()}
-        reply = Parcel(parcel.round, {"change": self.strategy.upload.pack(change, basis)}, self._echo(parcel))
-        for piece in self.strategy.pieces:
-            more = piece.after(turn)
+        message = message.to(device)
+        self.persistent.move(device)
+        start = self._load(message)
+        basis = self._basis(message)
+        local_round = LocalRound(
+            message, self.trainer.model, start, self.persistent, self.trainer.optimizer, self.steps, self.bound
+        )
+        self.trainer.method = self.strategy.local(basis, local_round)
+        self._run(local_round)
+        local_round.end = self._weights()
+        change = {name: value - local_round.end[name] for name, value in start.items()}
+        reply = Message(message.round, {"change": self.strategy.upload.pack(change, basis)}, self._echo(message))
+        for component in self.strategy.components:
+            more = component.after(local_round)
             reply.arrays |= more.arrays
             reply.numbers |= more.numbers
         return reply
 
-    def _run(self, turn: Turn) -> None:
+    def _run(self, local_round: LocalRound) -> None:
         """The round's private steps, through the Trainer."""
         trainer = self.trainer
         if trainer.account.steps + self.steps > trainer.plan.last:
@@ -108,19 +111,22 @@ class Client:
             self.each_round.admit(self.data)
             self.each_round.start()
             self.each_round.charge()
-        self.memory.numbers |= {"round": turn.parcel.round, "ticket": turn.parcel.numbers.get("ticket", 0.0)}
+        self.persistent.numbers |= {
+            "round": local_round.message.round,
+            "ticket": local_round.message.numbers.get("ticket", 0.0),
+        }
         usual = [group["lr"] for group in trainer.optimizer.param_groups]
         trainer.optimizer.state.clear()  # momentum does not outlive a round
         if not trainer.model.training:
             trainer.model.train()
         try:
             for group in trainer.optimizer.param_groups:
-                group["lr"] *= turn.pace
+                group["lr"] *= local_round.pace
             self.unprotected = []
             for _ in range(self.steps):
                 self.unprotected.append(trainer.step(*next(self._batches)))
                 if trainer.released is not None and "loss" in trainer.released.extra:
-                    turn.losses.append(trainer.released.extra["loss"])
+                    local_round.losses.append(trainer.released.extra["loss"])
         except BaseException as error:
             self._batches = None  # an error ends an iterator for good: the next round begins another
             if isinstance(error, StopIteration):
@@ -133,17 +139,17 @@ class Client:
     def _refuse_overlap(self) -> None:
         """Public records among its own, where they are for uploads alone; others are the Trainer's affair."""
         public, trainers = self.strategy.public, self.strategy.method.public
-        if public is not None and trainers is None and self.trainer.entrance.leave_out is None:
+        if public is not None and trainers is None and self.trainer.admission.leave_out is None:
             refuse_overlap(Loader(self.data, "train"), Loader(public, "public"))
 
     @property
-    def spending(self) -> Spending:
+    def ledger_session(self) -> LedgerSession:
         """The hand on the ledger that pays for this client's part."""
-        return self.trainer.spending if self.each_round is None else self.each_round
+        return self.trainer.ledger_session if self.each_round is None else self.each_round
 
     def statement(self) -> Statement:
         """The privacy statement of this client's steps, with what all runs on its records have cost together."""
-        note, found = ledger_note(self.spending, self.trainer.plan.delta), self.trainer.statement()
+        note, found = ledger_note(self.ledger_session, self.trainer.plan.delta), self.trainer.statement()
         more = [] if self.each_round is None else ledger_caveats(self.each_round)
         return dataclasses.replace(found, ledger=note, caveats=(*found.caveats, *more))
 
@@ -152,9 +158,9 @@ class Client:
         return {name: p.detach().clone() for name, p in named if p.requires_grad}
 
     @torch.no_grad()
-    def _load(self, parcel: Parcel) -> Arrays:
+    def _load(self, message: Message) -> Arrays:
         """Put the server's weights into the model, if they fit."""
-        sent = parcel.arrays.get("weights", {})
+        sent = message.arrays.get("weights", {})
         own = {name: p for name, p in self.trainer.model.named_parameters() if p.requires_grad}
         if set(sent) != set(own):
             raise Refused("contents", "weights of another model")
@@ -163,33 +169,33 @@ class Client:
                 raise Refused("shape", f"weights of {name}")
             if not bool(torch.isfinite(sent[name]).all()):
                 raise Refused("finite", f"weights of {name}")
-        self._refuse_large(parcel)
+        self._refuse_large(message)
         for name, p in own.items():
             p.copy_(sent[name])
         return self._weights()
 
-    def _refuse_large(self, parcel: Parcel) -> None:
+    def _refuse_large(self, message: Message) -> None:
         """Refuses arrays of the server beyond the agreed size: a round on them would be paid for and teach nothing.
 
-        What becomes of them, such as a control variate, would also stay in the client's memory for good. The answer
-        depends on the parcel and on a declared number, on no record.
+        What becomes of them, such as a control variate, would also stay in the client's persistent for good. The answer
+        depends on the message and on a declared number, on no record.
         """
-        for group, arrays in parcel.arrays.items():
+        for group, arrays in message.arrays.items():
             for name, value in arrays.items() if group not in ("public", "basis") else ():
                 if not bool((value.abs() <= self.max_weight).all()):  # also if it is not a number
                     raise Refused("size", f"{group} of {name}, above {self.max_weight:g}")
 
-    def _basis(self, parcel: Parcel) -> Basis | None:
+    def _basis(self, message: Message) -> Basis | None:
         space = self.strategy.space
         if space is None:
             return None
         model, loss = self.trainer.model, self.trainer.loss
-        number, rounds, seed = parcel.round, int(parcel.numbers["rounds"]), int(parcel.numbers["seed"])
+        number, rounds, seed = message.round, int(message.numbers["rounds"]), int(message.numbers["seed"])
         with untouched(model):
             basis = round_basis(space, model, loss, number, rounds, seed)
-        check_fingerprint(basis, parcel.arrays["basis"]["fingerprint"])
+        check_fingerprint(basis, message.arrays["basis"]["fingerprint"])
         return basis
 
     @staticmethod
-    def _echo(parcel: Parcel) -> dict[str, float]:
-        return {"ticket": parcel.numbers["ticket"]} if "ticket" in parcel.numbers else {}
+    def _echo(message: Message) -> dict[str, float]:
+        return {"ticket": message.numbers["ticket"]} if "ticket" in message.numbers else {}

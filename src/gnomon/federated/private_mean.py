@@ -12,7 +12,7 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.clipping import Flat
-from gnomon.federated.parcel import Arrays
+from gnomon.federated.message import Arrays
 from gnomon.release import Door, NoiseSource, SecureNoise
 from gnomon.updates import Dense, Updates
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.data import Loader
-from gnomon.data.sampling import shuffle
+from gnomon.errors import SettingError
 from gnomon.federated.bases import round_basis, shared_fingerprint
-from gnomon.federated.checks import check_upload
-from gnomon.federated.memory import Memory
-from gnomon.federated.parcel import Arrays, Parcel
-from gnomon.federated.pieces import Tally
-from gnomon.federated.reach import Reach
-from gnomon.federated.refused import Refused
-from gnomon.federated.strategies import Strategy
+from gnomon.federated.message import Arrays, Message
+from gnomon.federated.refusal import Refused
+from gnomon.federated.state import PersistentState
+from gnomon.federated.strategies import RoundOutcome
+from gnomon.federated.strategies.published import Strategy
+from gnomon.federated.validation import Reach, check_upload
 from gnomon.release import SeededNoise
+from gnomon.sampling.draws import shuffle
 from gnomon.subspaces import Basis
 from gnomon.training import BudgetExhausted
 from gnomon.updates import Loss
@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass
-class Ended:
+class RoundResult:
     """How a round went."""
 
     round: int
@@ -69,7 +69,7 @@ class Ended:
     bytes_down: int
     bytes_up: int
     asked: int = 0
-    """How many clients got a parcel; one whose budget is spent does not."""
+    """How many clients got a message; one whose budget is spent does not."""
 
 
 def public_seed(seed: int, number: int) -> int:
@@ -106,7 +106,7 @@ class Server:
     >>> member = Member(1.0, Account(Poisson(0.1), 1.0), reach)
     >>> server = Server(model, nn.MSELoss(reduction="none"), fedavg(), {"a": member}, rounds=1)
     >>> ticket = server.begin()["a"].numbers["ticket"]
-    >>> server.accept("a", Parcel(1, {"change": {"weight": torch.full((1, 1), float("nan"))}}, {"ticket": ticket}))
+    >>> server.accept("a", Message(1, {"change": {"weight": torch.full((1, 1), float("nan"))}}, {"ticket": ticket}))
     >>> server.end().refused
     {'a': 'values that are not finite: change'}
     """
@@ -121,19 +121,19 @@ class Server:
         rounds: int,
         share: float = 1.0,
         seed: int = 0,
-        memory: Memory | None = None,
+        persistent: PersistentState | None = None,
     ) -> None:
         self.model, self.loss, self.strategy = model, loss, strategy
         self.members = dict(members)
         self.rounds = validate.whole("rounds", rounds)
         self.share = validate.sample_rate("share", share)
         self.seed = validate.whole("seed", seed, least=0)
-        self.memory = memory or Memory()
+        self.persistent = persistent or PersistentState()
         if not self.members:
-            raise validate.SettingError("clients", 0, "at least one client")
-        self.round = int(self.memory.numbers.get("round", 0))
-        self._open: dict[str, Parcel] = {}
-        self._accepted: dict[str, tuple[Parcel, Arrays]] = {}
+            raise SettingError("clients", 0, "at least one client")
+        self.round = int(self.persistent.numbers.get("round", 0))
+        self._open: dict[str, Message] = {}
+        self._accepted: dict[str, tuple[Message, Arrays]] = {}
         self._refused: dict[str, str] = {}
         self._basis: Basis | None = None
         self._up = 0
@@ -159,8 +159,8 @@ class Server:
         coming = (name for number in range(self.round + 1, self.rounds + 1) for name in self.chosen(number))
         return all(self.members[name].spent or name in self._unable for name in coming)
 
-    def begin(self) -> dict[str, Parcel]:
-        """The next round's parcel for each client that takes part. Their accounts are charged here.
+    def begin(self) -> dict[str, Message]:
+        """The next round's message for each client that takes part. Their accounts are charged here.
 
         Nobody gets one if all who would take part have spent their budgets: then `end` moves nothing.
         """
@@ -171,7 +171,7 @@ class Server:
         if getattr(self.strategy.aggregate, "spent", False):
             raise BudgetExhausted(f"round {self.round + 1} would cost more than the target epsilon for whole clients")
         self.round += 1
-        self.memory.move(next(self.model.parameters()).device)
+        self.persistent.move(next(self.model.parameters()).device)
         common = self._common()
         self._accepted, self._refused, self._up = {}, {}, 0
         for name in self.chosen(self.round):
@@ -180,11 +180,11 @@ class Server:
                 self.refuse(name, "budget")
                 continue
             member.account.charge(member.reach.steps)
-            answered = {"answered": self.memory.numbers.get(f"answered|{name}", 0.0)}
-            self._open[name] = Parcel(self.round, common.arrays | self._public_for(name), common.numbers | answered)
+            answered = {"answered": self.persistent.numbers.get(f"answered|{name}", 0.0)}
+            self._open[name] = Message(self.round, common.arrays | self._public_for(name), common.numbers | answered)
         return dict(self._open)
 
-    def accept(self, name: str, reply: Parcel) -> None:
+    def accept(self, name: str, reply: Message) -> None:
         """Take a client's answer into the round, or refuse it by name. Never raises for what a client sent."""
         if name not in self._open:
             self._refused.setdefault(name, str(Refused("unasked")))
@@ -194,9 +194,20 @@ class Server:
             return
         self._up += reply.bytes
         answered = f"answered|{name}"  # whether it counts or not: the client has released it
-        self.memory.numbers[answered] = self.memory.numbers.get(answered, 0.0) + 1
+        self.persistent.numbers[answered] = self.persistent.numbers.get(answered, 0.0) + 1
         try:
-            self._accepted[name] = reply, check_upload(self, name, reply, self._open[name])
+            self._accepted[name] = (
+                reply,
+                check_upload(
+                    reply,
+                    self._open[name],
+                    self.strategy,
+                    self.weights,
+                    self.basis,
+                    self.members[name].reach,
+                    self.dims,
+                ),
+            )
         except Refused as why:
             self._refused[name] = str(why)
 
@@ -205,39 +216,39 @@ class Server:
         self._accepted.pop(name, None)
         self._refused[name] = str(Refused(reason))
 
-    def end(self) -> Ended:
+    def end(self) -> RoundResult:
         """Close the round: whoever has not answered is absent, and the model moves by what was accepted."""
         for name in self._open:
             if name not in self._accepted and name not in self._refused:
                 self.refuse(name, "absent")
         if self._accepted or (self._open and getattr(self.strategy.aggregate, "always", False)):
             self._move()
-        ended = Ended(
+        ended = RoundResult(
             self.round,
             sorted(self._accepted),
             dict(sorted(self._refused.items())),
-            sum(parcel.bytes for parcel in self._open.values()),
+            sum(message.bytes for message in self._open.values()),
             self._up,
             len(self._open),
         )
-        self.memory.numbers["round"] = self.round
+        self.persistent.numbers["round"] = self.round
         self._unable -= set(self._accepted)
         self._unable |= {name for name, why in self._refused.items() if why == str(Refused("budget"))}
         for name in self._refused:  # it may have lost them
-            self.memory.numbers.pop(f"knows public|{name}", None)
+            self.persistent.numbers.pop(f"knows public|{name}", None)
         for name in self._accepted:
-            self.memory.numbers[f"knows public|{name}"] = 1.0
+            self.persistent.numbers[f"knows public|{name}"] = 1.0
         self._open, self._basis = {}, None
         return ended
 
     @torch.no_grad()
     def _move(self) -> None:
         weights = {name: self.members[name].weight for name in self._accepted}
-        parcels = {name: parcel for name, (parcel, _) in self._accepted.items()}
-        tally = Tally(parcels, weights, len(self.members))
-        for piece in self.strategy.pieces if parcels else ():
-            piece.absorb(self.memory, tally)
-        losses = {name: parcel.numbers.get("loss", 1.0) for name, parcel in parcels.items()}
+        messages = {name: message for name, (message, _) in self._accepted.items()}
+        outcome = RoundOutcome(messages, weights, len(self.members))
+        for component in self.strategy.components if messages else ():
+            component.absorb(self.persistent, outcome)
+        losses = {name: message.numbers.get("loss", 1.0) for name, message in messages.items()}
         changes = {name: change for name, (_, change) in self._accepted.items()}
         moved = self.strategy.aggregate.move(changes, weights, losses, self.weights)
         for name, p in self.model.named_parameters():
@@ -246,26 +257,30 @@ class Server:
 
     # -- what is sent ----------------------------------------------------------------------------
 
-    def _common(self) -> Parcel:
-        parcel = Parcel(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
-        federation = self.memory.numbers.setdefault("federation", float(secrets.randbits(48)))
-        parcel.numbers = {"ticket": float(secrets.randbits(48)), "rounds": float(self.rounds), "federation": federation}
+    def _common(self) -> Message:
+        message = Message(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
+        federation = self.persistent.numbers.setdefault("federation", float(secrets.randbits(48)))
+        message.numbers = {
+            "ticket": float(secrets.randbits(48)),
+            "rounds": float(self.rounds),
+            "federation": federation,
+        }
         space = self.strategy.space
         if space is not None:
             seed = public_seed(self.seed, self.round)
             with untouched(self.model):
                 self._basis = round_basis(space, self.model, self.loss, self.round, self.rounds, seed)
-            parcel.arrays["basis"] = {"fingerprint": shared_fingerprint(self._basis)}
-            parcel.numbers["seed"] = float(seed)
-        for piece in self.strategy.pieces:
-            more = piece.sends(self.memory, self.weights)
-            parcel.arrays |= more.arrays
-            parcel.numbers |= more.numbers
-        return parcel
+            message.arrays["basis"] = {"fingerprint": shared_fingerprint(self._basis)}
+            message.numbers["seed"] = float(seed)
+        for component in self.strategy.components:
+            more = component.sends(self.persistent, self.weights)
+            message.arrays |= more.arrays
+            message.numbers |= more.numbers
+        return message
 
     def _public_for(self, name: str) -> dict[str, Arrays]:
         """The public records, unless the client's last answer shows that it has them."""
-        if self.strategy.public is None or f"knows public|{name}" in self.memory.numbers:
+        if self.strategy.public is None or f"knows public|{name}" in self.persistent.numbers:
             return {}
         loader = Loader(self.strategy.public, "public")
         inputs, targets = loader.take(torch.arange(len(loader)))

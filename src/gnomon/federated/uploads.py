@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.federated.parcel import Arrays
-from gnomon.federated.refused import Refused
+from gnomon.errors import SettingError
+from gnomon.federated.message import Arrays
+from gnomon.federated.refusal import Refused
 from gnomon.subspaces import Basis
 from gnomon.subspaces.basis import as_updates
 
@@ -121,5 +122,5 @@ class Largest:
 
 def _needed(basis: Basis | None) -> Basis:
     if basis is None:
-        raise validate.SettingError("upload", "coordinates", "a strategy with a subspace for uploads in coordinates")
+        raise SettingError("upload", "coordinates", "a strategy with a subspace for uploads in coordinates")
     return basis

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gnomon.accounting import Account, Epsilon, composed, digits, filtered, search
-from gnomon.accounting.composed import passes
-from gnomon.plural import counted
-from gnomon.validate import SettingError
+from gnomon.accounting.joint import passes
+from gnomon.errors import SettingError
+from gnomon.text import counted
 
 if TYPE_CHECKING:
     from gnomon.ledger.identity import Identity
@@ -23,7 +23,7 @@ class OverBudget(SettingError):
 
     >>> raise OverBudget("run", "800 steps", "one that fits")
     Traceback (most recent call last):
-    gnomon.ledger.budget.OverBudget: run = '800 steps' is not allowed: give one that fits
+    gnomon.ledger.budget.OverBudget: run = '800 steps' is invalid; expected one that fits
     """
 
 

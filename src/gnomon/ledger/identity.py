@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnomon.data import Loader
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 NAME = "name:"
 """How the ids of data sets begin that their holder named; all others are hashes."""

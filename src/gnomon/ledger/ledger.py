@@ -16,12 +16,14 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from gnomon import __version__, validate
+from gnomon import validate
 from gnomon.accounting import Account, Epsilon, composed, filtered
+from gnomon.errors import SettingError
 from gnomon.ledger.budget import binding, endless, exceeds, refuse_excess, refuse_nameless
+from gnomon.ledger.file import Entry, Head, LedgerError, LedgerFile, LedgerRows
 from gnomon.ledger.identity import Identity, by_content, declared, is_name
 from gnomon.ledger.state import KEY, RECORD, Budget, LedgerRun, State
-from gnomon.ledger.store import Entry, Head, LedgerError, Rows, Store
+from gnomon.version import __version__
 
 BLOCK = 16
 """How many steps are reserved at a time: one durable write each, and as many lost at most when a run is killed."""
@@ -79,7 +81,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, block: int = BLOCK) -> None:
         self.path = Path(path).expanduser()
         self.block = validate.whole("block", block)
-        self._store = Store(self.path, make_folder=self.path == _users_own())
+        self._store = LedgerFile(self.path, make_folder=self.path == _users_own())
         self._states: dict[int, State] = {}  # by thread
         self._key = b""
         with self._rows():
@@ -143,9 +145,9 @@ class Ledger:
             if found and all(one in state.family(found[0]) for one in found):
                 return found[0]
             if found:
-                raise validate.SettingError("dataset", text, f"the id of one of these: {_list(state, found)}")
+                raise SettingError("dataset", text, f"the id of one of these: {_list(state, found)}")
         known = _list(state, list(state.datasets)) or "none yet"
-        raise validate.SettingError("dataset", text, f"one data set of this ledger: {known}")
+        raise SettingError("dataset", text, f"one data set of this ledger: {known}")
 
     def set_budget(self, dataset: str, budget: Budget, unit: str = RECORD) -> None:
         """From now on refuse runs that could bring the total of a data set above a budget."""
@@ -216,7 +218,7 @@ class Ledger:
         found, wanted = self.run(run), validate.whole("steps", steps)
         if wanted > (left := found.declared - found.reserved):
             allowed = f"at most {left}: run {run} has paid for {found.reserved} of the {found.declared} it declared"
-            raise validate.SettingError("steps", steps, allowed)
+            raise SettingError("steps", steps, allowed)
         self.reserve(run, wanted)
 
     def close(self, run: str) -> None:
@@ -291,7 +293,7 @@ class Ledger:
     # -- small things ----------------------------------------------------------------------------
 
     @contextmanager
-    def _rows(self) -> Iterator[tuple[Rows, State]]:
+    def _rows(self) -> Iterator[tuple[LedgerRows, State]]:
         """Alone with the file, with what others added since the last time taken into account."""
         with self._store.transaction() as rows:
             state = self._states.pop(get_ident(), None) or State(rows.start)  # an error leaves nothing half done behind
@@ -300,7 +302,7 @@ class Ledger:
             yield rows, state
         self._states[get_ident()] = state
 
-    def _catch_up(self, rows: Rows, state: State) -> None:
+    def _catch_up(self, rows: LedgerRows, state: State) -> None:
         """Take the entries into account that a state does not know yet; an error if the key is not the one they had."""
         for entry in rows.since(state.head):
             state.add(entry)
@@ -310,7 +312,7 @@ class Ledger:
                 "would get a fresh budget; restore the ledger from a copy"
             )
 
-    def _add(self, rows: Rows, state: State, kind: str, content: dict[str, Any]) -> Entry:
+    def _add(self, rows: LedgerRows, state: State, kind: str, content: dict[str, Any]) -> Entry:
         if state.key is None:
             content = content | {KEY: rows.commitment}
         entry = rows.append(kind, content, state.head)
@@ -339,7 +341,7 @@ def default_path() -> Path | None:
     if named:
         if not Path(named).expanduser().is_absolute():
             allowed = "an absolute path, or 'none': a relative one would be another ledger in each folder"
-            raise validate.SettingError("GNOMON_LEDGER", named, allowed)
+            raise SettingError("GNOMON_LEDGER", named, allowed)
         return Path(named).expanduser()
     return _users_own()
 
@@ -366,12 +368,12 @@ def needed_path(path: str | Path | None = None) -> Path:
     'ledger.sqlite'
     >>> needed_path("none")
     Traceback (most recent call last):
-    gnomon.validate.SettingError: ledger = 'none' is not allowed: give a file: this needs a ledger
+    gnomon.errors.SettingError: ledger = 'none' is invalid; expected a file: this needs a ledger
     """
     found = Path(path).expanduser() if path else default_path()
     if found is None or str(found) == NO_LEDGER:
         where = " (GNOMON_LEDGER says none)" if not path else ""
-        raise validate.SettingError("ledger", NO_LEDGER, f"a file: this needs a ledger{where}")
+        raise SettingError("ledger", NO_LEDGER, f"a file: this needs a ledger{where}")
     return found
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from gnomon import validate
 from gnomon.accounting import Account
-from gnomon.accounting.adjacency import Adjacency, checked
+from gnomon.ledger.file import Entry, Head, LedgerError
 from gnomon.ledger.identity import SKETCH, Identity, is_name
-from gnomon.ledger.store import Entry, Head, LedgerError
+from gnomon.sampling.adjacency import Adjacency, checked
 
 TOKEN = re.compile(r" \([0-9a-f]{12}\)$")
 """What tells the runs of federations apart at the end of a label; of no use to people."""

@@ -7,7 +7,7 @@ from gnomon.constraints import Constraint, parse
 from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Form
 from gnomon.methods.method import Method
 from gnomon.methods.routes import ProjectThenClip
-from gnomon.steps import ConstrainedDescent
+from gnomon.methods.steps import ConstrainedDescent
 from gnomon.subspaces import Ambient, GaussianSketch
 from gnomon.subspaces.gaussian_sketch import Rows
 

@@ -11,8 +11,9 @@ from torch import nn
 from gnomon import validate
 from gnomon.accounting import Expansion, FullBatch, Sampling
 from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
+from gnomon.errors import SettingError
 from gnomon.methods.routes import ProjectThenClip, Route
-from gnomon.steps import ConstrainedDescent, Descent, Step
+from gnomon.methods.steps import ConstrainedDescent, Descent, Step
 from gnomon.subspaces import Ambient, BesideLoss, Embedding, GaussianSketch, Subspace
 from gnomon.updates import Loss, Updates, gradients, local_sgd
 from gnomon.updates.drift import LocalDescent
@@ -78,20 +79,20 @@ class Method:
     def __post_init__(self) -> None:
         validate.non_negative("pre_noise", self.pre_noise)
         if not isinstance(self.route, Route):
-            raise validate.SettingError("route", self.route, "ProjectThenClip(), ClipThenProject() or ClipThenSketch()")
+            raise SettingError("route", self.route, "ProjectThenClip(), ClipThenProject() or ClipThenSketch()")
         self.route.check(self.subspace)
         if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):
-            raise validate.SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
+            raise SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
         if isinstance(self.subspace, Embedding):
             matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
             if not (self.route.clips_coordinates and matches):
                 allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
-                raise validate.SettingError("clip", self.clip.name, allowed)
+                raise SettingError("clip", self.clip.name, allowed)
         if isinstance(self.subspace, BesideLoss):
             matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
             if not (self.route.clips_coordinates and matches):
                 allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
-                raise validate.SettingError("clip", self.clip.name, allowed)
+                raise SettingError("clip", self.clip.name, allowed)
 
     @property
     def public(self) -> Any:
@@ -117,7 +118,7 @@ class Method:
         """An error if the method cannot work with the way records are drawn."""
         if self.full_batch and not isinstance(sampler, FullBatch):
             other = self.name.replace("-gd", "-minibatch")
-            raise validate.SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {other}")
+            raise SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {other}")
 
     def describe(self) -> str:
         """One line for statements and listings."""

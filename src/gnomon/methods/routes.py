@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gnomon import validate
 from gnomon.accounting import Expansion
+from gnomon.errors import SettingError
 from gnomon.subspaces import Basis, Subspace, inside, projected, seeing
 from gnomon.updates import Updates
 
@@ -117,7 +117,7 @@ class ClipThenSketch(Route):
     def check(self, subspace: Subspace) -> None:
         if getattr(subspace, "expansion", None) is None:
             allowed = "ProjectThenClip() or ClipThenProject(): only a GaussianSketch says how far it stretches a sum"
-            raise validate.SettingError("route", self.name, allowed)
+            raise SettingError("route", self.name, allowed)
 
     def sketch(self, basis: Basis) -> Callable[[Vector], dict[str, Tensor]]:
         return seeing(basis)

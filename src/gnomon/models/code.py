@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 INSTALLED = ("site-packages", "dist-packages")
 LOADED = "gnomon_code"

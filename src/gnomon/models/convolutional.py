@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gnomon.errors import SettingError
 from gnomon.models.shapes import any_shape, image_shape
-from gnomon.validate import SettingError
 
 
 class ChannelsLast(nn.Module):

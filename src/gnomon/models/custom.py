@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from gnomon.errors import SettingError
 from gnomon.models.code import note_code
-from gnomon.validate import SettingError
 
 
 def custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

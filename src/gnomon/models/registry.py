@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from gnomon.data.sources.source import Source
+from gnomon.errors import SettingError
 from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
 from gnomon.models.custom import custom
 from gnomon.models.dense import linear, logistic, mlp
 from gnomon.models.residual import resnet20
 from gnomon.models.shapes import any_shape
 from gnomon.models.text import text
-from gnomon.validate import SettingError, whole
+from gnomon.validate import whole
 
 _MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": paper_cnn,

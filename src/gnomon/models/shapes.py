@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnomon.validate import SettingError, whole
+from gnomon.errors import SettingError
+from gnomon.validate import whole
 
 
 def any_shape(input_shape: Sequence[int]) -> tuple[int, ...]:

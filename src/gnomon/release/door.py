@@ -17,7 +17,8 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.clipping import ClipRule, for_losses
 from gnomon.clipping.rules import total, uncut
-from gnomon.release.noise import NoiseSource
+from gnomon.errors import SettingError
+from gnomon.randomness import NoiseSource
 from gnomon.updates import Updates
 
 CHUNK = 2**16
@@ -94,7 +95,7 @@ class Door:
         validate.non_negative("noise_multiplier", self.noise_multiplier)
         validate.positive("expected_batch_size", self.expected_batch_size)
         if self.noise_multiplier > 0 and self._deviation < SMALLEST_DEVIATION:
-            raise validate.SettingError(
+            raise SettingError(
                 "noise_multiplier * max_grad_norm",
                 self._deviation,
                 f"at least {SMALLEST_DEVIATION:g}: smaller noise is lost in rounding",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gnomon.report.read import TrainingRun
-from gnomon.stated import misfits
+from gnomon.report.read import SavedRun
+from gnomon.statement.check import misfits
 
 NO_CLAIM = "This page makes no claim."
 
 
-def doubts(run: TrainingRun) -> list[str]:
+def doubts(run: SavedRun) -> list[str]:
     """Why the page must not repeat what the statement claims; empty if it may.
 
-    >>> doubts(TrainingRun("a", statement={"guarantee": True, "epsilon": None}))[0].endswith(NO_CLAIM)
+    >>> doubts(SavedRun("a", statement={"guarantee": True, "epsilon": None}))[0].endswith(NO_CLAIM)
     True
     """
     said = []
@@ -29,16 +29,16 @@ def doubts(run: TrainingRun) -> list[str]:
     return said
 
 
-def _steps_beyond(run: TrainingRun) -> int | None:
+def _steps_beyond(run: SavedRun) -> int | None:
     """The last step that was recorded, if the statement was written before it."""
     stated, last = run.statement.get("steps"), run.history[-1].get("step") if run.history else None
     return last if isinstance(stated, int) and isinstance(last, int) and last > stated else None
 
 
-def claims(run: TrainingRun) -> bool:
+def claims(run: SavedRun) -> bool:
     """Whether the run's epsilon is a promise.
 
-    >>> claims(TrainingRun("killed"))
+    >>> claims(SavedRun("killed"))
     False
     """
     return bool(run.statement.get("guarantee")) and not doubts(run)

@@ -12,24 +12,24 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from gnomon import __version__
 from gnomon.accounting import digits
+from gnomon.errors import SettingError
+from gnomon.figures.comparison import comparison_pictures
+from gnomon.figures.diagnostics import diagnostic_pictures
+from gnomon.figures.picture import Picture
+from gnomon.figures.training import training_pictures
 from gnomon.ledger.identity import is_name
 from gnomon.report.claim import claims, doubts
-from gnomon.report.comparison import comparison_pictures
-from gnomon.report.diagnostics import diagnostic_pictures
-from gnomon.report.picture import Picture
-from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, TrainingRun, read_run
+from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, SavedRun, read_run
 from gnomon.report.repeat import compare_command, run_command
 from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
-from gnomon.report.training import training_pictures
-from gnomon.report.words import neighbours, noun, promise
-from gnomon.run_folder import PICTURES, clear_folder
-from gnomon.stated import recomputed
-from gnomon.store import made_with, made_words
-from gnomon.training.statement import HOLDERS_TOTAL
-from gnomon.validate import SettingError
+from gnomon.runs.folder import PICTURES, clear_folder
+from gnomon.statement.check import recomputed
+from gnomon.statement.promise import neighbours, noun, promise
+from gnomon.statement.statement import HOLDERS_TOTAL
+from gnomon.studies.store import made_with, made_words
+from gnomon.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNFINISHED = "The run has no privacy statement yet: it did not finish."
@@ -128,7 +128,7 @@ def section(found: Found) -> Section:
     return _of_comparison(found) if isinstance(found, ComparedRuns) else _of_training(found)
 
 
-def _of_training(run: TrainingRun) -> Section:
+def _of_training(run: SavedRun) -> Section:
     statement = run.statement
     config = {key.replace("-", "_"): value for key, value in run.config.items()}
     seconds = run.history[-1].get("seconds") if run.history else None
@@ -154,7 +154,7 @@ def _of_training(run: TrainingRun) -> Section:
     )
 
 
-def _facts(run: TrainingRun) -> list[tuple[str, str]]:
+def _facts(run: SavedRun) -> list[tuple[str, str]]:
     last = run.history[-1] if run.history else {}
     statement = run.statement
     facts = []
@@ -262,7 +262,7 @@ def _rows(rows: Sequence[ComparedRow]) -> Table:
 
 def _overview(found: Sequence[Found]) -> Table | None:
     """The training runs of a page side by side."""
-    runs = [one for one in found if isinstance(one, TrainingRun)]
+    runs = [one for one in found if isinstance(one, SavedRun)]
     if len(runs) < 2:
         return None
     rows: list[tuple[tuple[str, float | str], ...]] = []

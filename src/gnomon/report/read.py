@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnomon.config import read_yaml
-from gnomon.stated import changed_files
-from gnomon.store import unpacked
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
+from gnomon.runs.config import read_yaml
+from gnomon.statement.check import changed_files
+from gnomon.studies.store import unpacked
 
 UNPROTECTED = "unprotected/"
 ANSWERED = "answered.jsonl"
@@ -19,7 +19,7 @@ ANSWERED = "answered.jsonl"
 
 
 @dataclass(frozen=True)
-class TrainingRun:
+class SavedRun:
     """A folder that `gnomon train` or `gnomon federate` left.
 
     Everything but its name may be empty: the run may have been killed.
@@ -80,7 +80,7 @@ class Reproduction:
     command: str
 
 
-Found = TrainingRun | ComparedRuns | Reproduction
+Found = SavedRun | ComparedRuns | Reproduction
 
 
 def read_run(folder: Path, *, unprotected: bool = True) -> Found:
@@ -88,7 +88,7 @@ def read_run(folder: Path, *, unprotected: bool = True) -> Found:
 
     >>> read_run(Path("nowhere"))
     Traceback (most recent call last):
-    gnomon.validate.SettingError: run = 'nowhere' is not allowed: give a folder that exists
+    gnomon.errors.SettingError: run = 'nowhere' is invalid; expected a folder that exists
     """
     if not folder.is_dir():
         raise SettingError("run", str(folder), "a folder that exists")
@@ -101,13 +101,13 @@ def read_run(folder: Path, *, unprotected: bool = True) -> Found:
     raise SettingError("run", str(folder), "a folder that gnomon train, compare or reproduce has written")
 
 
-def _training(folder: Path, unprotected: bool) -> TrainingRun:
+def _training(folder: Path, unprotected: bool) -> SavedRun:
     config = folder / "config.yaml"
     history, diagnostics = _lines(folder / "metrics.jsonl"), _lines(folder / "diagnostics.jsonl")
     final = _json(folder / "diagnosis.json")
     diagnostics += [final] if final else []
     statement = _json(folder / "statement.json")
-    return TrainingRun(
+    return SavedRun(
         folder.resolve().name,
         read_yaml(config) if config.exists() else {},
         history if unprotected else [_protected(one) for one in history],

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.config import TrainConfig, as_text, recipe
-from gnomon.federated_config import NOT_FEDERATED, federated_recipe
+from gnomon.runs.config import TrainConfig, as_text, recipe
+from gnomon.runs.federate_config import NOT_FEDERATED, federated_recipe
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
 """Settings that a comparison varies itself."""

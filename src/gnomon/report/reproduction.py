@@ -7,14 +7,14 @@ from typing import Any
 from gnomon.accounting import digits
 from gnomon.report.read import Reproduction
 from gnomon.report.section import Section, Table
-from gnomon.store import made_words
+from gnomon.studies.store import made_words
 
 
 def of_reproduction(found: Reproduction) -> Section:
     """Picture, notes, and every cell with what was published and what was measured."""
-    from gnomon.reproduce.experiment import restored  # noqa: PLC0415  # reproduce draws with this package
-    from gnomon.reproduce.picture import pictures  # noqa: PLC0415
-    from gnomon.reproduce.result import caption, restored_row  # noqa: PLC0415
+    from gnomon.studies.reproduce.experiment import restored  # noqa: PLC0415  # reproduce draws with this package
+    from gnomon.studies.reproduce.picture import pictures  # noqa: PLC0415
+    from gnomon.studies.reproduce.result import caption, restored_row  # noqa: PLC0415
 
     experiment, rows = restored(found.experiment), [restored_row(row) for row in found.rows]
     return Section(
@@ -47,8 +47,8 @@ def _made(rows: list[Any]) -> list[tuple[str, str]]:
 
 def _grid(experiment: Any, rows: list[Any]) -> Table | None:
     """A line a row and a value of the axis a column, as papers print it; nothing where that is one column or none."""
-    from gnomon.reproduce.experiment import NOISE  # noqa: PLC0415
-    from gnomon.reproduce.words import head, named, spoken  # noqa: PLC0415
+    from gnomon.studies.reproduce.experiment import NOISE  # noqa: PLC0415
+    from gnomon.studies.reproduce.names import head, named, spoken  # noqa: PLC0415
 
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     if len(values) < 2 or experiment.over in ("rank", "plane"):
@@ -82,7 +82,7 @@ def _grid(experiment: Any, rows: list[Any]) -> Table | None:
 
 
 def _table(experiment: Any, rows: list[Any]) -> Table:
-    from gnomon.reproduce.words import difference, head, named, spoken  # noqa: PLC0415
+    from gnomon.studies.reproduce.names import difference, head, named, spoken  # noqa: PLC0415
 
     unit = f", {experiment.unit}" if experiment.unit else ""
     points = ", points" if experiment.unit == "%" else unit
@@ -112,7 +112,7 @@ def _table(experiment: Any, rows: list[Any]) -> Table:
 
 def _number(value: float | None, off: float | None) -> tuple[str, float | str]:
     """A mean with its deviation, and what it sorts by."""
-    from gnomon.reproduce.words import spread, three  # noqa: PLC0415
+    from gnomon.studies.reproduce.names import spread, three  # noqa: PLC0415
 
     return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gnomon.report.picture import Picture
+from gnomon.figures.picture import Picture
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Subspaces: in which coordinates do we look at an update? Two verbs, `coordinates` and `lift`."""
 
-from gnomon.subspaces.basis import Ambient, Basis, Moment, Seeing, Subspace, inside, projected, seeing
+from gnomon.subspaces.basis import Ambient, Basis, Seeing, StepContext, Subspace, inside, projected, seeing
 from gnomon.subspaces.beside_loss import BesideLoss
 from gnomon.subspaces.eigenspace import PublicEigenspace
 from gnomon.subspaces.embedding import Embedding
@@ -17,11 +17,11 @@ __all__ = [
     "GaussianSketch",
     "Growing",
     "Held",
-    "Moment",
     "PublicEigenspace",
     "RandomMask",
     "RandomProjection",
     "Seeing",
+    "StepContext",
     "Subspace",
     "inside",
     "projected",

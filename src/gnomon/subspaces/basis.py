@@ -9,17 +9,17 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from gnomon.release import NoiseSource
+from gnomon.randomness import NoiseSource
 from gnomon.updates import Dense, Loss, Updates
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """Where training stands. Nothing in it is private: the weights have been released.
 
     >>> from gnomon.release import SeededNoise
-    >>> moment = Moment(nn.Linear(2, 1), nn.MSELoss(reduction="none"), 0, 40, 3200, SeededNoise(0))
-    >>> list(moment.like)
+    >>> context = StepContext(nn.Linear(2, 1), nn.MSELoss(reduction="none"), 0, 40, 3200, SeededNoise(0))
+    >>> list(context.like)
     ['weight', 'bias']
     """
 
@@ -77,10 +77,10 @@ class Subspace(Protocol):
     def name(self) -> str:
         """For statements and logs."""
 
-    def key(self, moment: Moment) -> Hashable:
+    def key(self, context: StepContext) -> Hashable:
         """Changes when a new basis is due."""
 
-    def basis(self, moment: Moment) -> Basis: ...
+    def basis(self, context: StepContext) -> Basis: ...
 
 
 class AmbientBasis:
@@ -106,11 +106,11 @@ class Ambient:
 
     name = "ambient"
 
-    def key(self, moment: Moment) -> Hashable:
+    def key(self, context: StepContext) -> Hashable:
         return 0
 
-    def basis(self, moment: Moment) -> Basis:
-        return AmbientBasis(moment.like)
+    def basis(self, context: StepContext) -> Basis:
+        return AmbientBasis(context.like)
 
 
 COORDINATES = "coordinates"

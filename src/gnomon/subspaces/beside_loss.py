@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.subspaces.basis import Basis, Moment, Subspace
+from gnomon.subspaces.basis import Basis, StepContext, Subspace
 from gnomon.updates import Dense, Updates
 
 LOSS = "~loss"
@@ -47,11 +47,11 @@ class BesideLoss:
     def name(self) -> str:
         return f"{self.space.name}, and the loss up to {self.most:g}"
 
-    def key(self, moment: Moment) -> Hashable:
-        return self, self.space.key(moment)
+    def key(self, context: StepContext) -> Hashable:
+        return self, self.space.key(context)
 
-    def basis(self, moment: Moment) -> Basis:
-        return BesideLossBasis(self.space.basis(moment), self)
+    def basis(self, context: StepContext) -> Basis:
+        return BesideLossBasis(self.space.basis(context), self)
 
 
 class BesideLossBasis:

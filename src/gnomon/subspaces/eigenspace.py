@@ -17,8 +17,9 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.data import Loader
-from gnomon.data.sampling import shuffle
-from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
+from gnomon.errors import SettingError
+from gnomon.sampling.draws import shuffle
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, in_coordinates
 from gnomon.updates import Dense, Leaf, Updates, gradients
 
 RANKS = "a whole number of dimensions, or a fraction of the energy between 0 and 1"
@@ -26,7 +27,7 @@ RANKS = "a whole number of dimensions, or a fraction of the energy between 0 and
 
 @dataclass(frozen=True, eq=False)
 class PublicEigenspace:
-    """The top eigenvectors of the second moment of public gradients at the current weights.
+    """The top eigenvectors of the second context of public gradients at the current weights.
 
     - `rank`: how many, or, as a fraction below 1, how much of the public gradients' energy to keep.
     - `per_tensor`: one subspace for each parameter tensor with min(rank, size) dimensions (PCDP-SGD as
@@ -53,17 +54,17 @@ class PublicEigenspace:
     def __post_init__(self) -> None:
         rank = validate.number("rank", self.rank, RANKS)
         if rank <= 0 or (rank >= 1 and rank != int(rank)):
-            raise validate.SettingError("rank", self.rank, RANKS)
+            raise SettingError("rank", self.rank, RANKS)
         validate.whole("every", self.every)
         validate.whole("start", self.start, least=0)
         if self.batch is not None:
             validate.whole("batch", self.batch)
         if self.blocks is not None and self.batch is not None:
-            raise validate.SettingError("blocks", self.blocks, "either blocks or batch")
+            raise SettingError("blocks", self.blocks, "either blocks or batch")
         if self.blocks is not None:
             blocks = validate.whole("blocks", self.blocks)
             if blocks > len(Loader(self.public, "public")):
-                raise validate.SettingError("blocks", self.blocks, "at most the number of public records")
+                raise SettingError("blocks", self.blocks, "at most the number of public records")
         Loader(self.public, "public")
 
     @property
@@ -74,18 +75,18 @@ class PublicEigenspace:
         extra += f", from epoch {self.start}" if self.start else ""
         return f"public eigenspace, {size}{extra}"
 
-    def key(self, moment: Moment) -> Hashable:
-        if moment.step < self.start * moment.steps_per_epoch:
+    def key(self, context: StepContext) -> Hashable:
+        if context.step < self.start * context.steps_per_epoch:
             return "ambient"
-        return moment.step // self.every
+        return context.step // self.every
 
-    def basis(self, moment: Moment) -> Basis:
-        if moment.step < self.start * moment.steps_per_epoch:
-            return AmbientBasis(moment.like)
-        device = next(iter(moment.like.values())).device
+    def basis(self, context: StepContext) -> Basis:
+        if context.step < self.start * context.steps_per_epoch:
+            return AmbientBasis(context.like)
+        device = next(iter(context.like.values())).device
         loader = Loader(self.public, "public", device)
-        inputs, targets = loader.take(self._chosen(len(loader), moment))
-        updates = gradients(moment.model, moment.loss, inputs, targets)
+        inputs, targets = loader.take(self._chosen(len(loader), context))
+        updates = gradients(context.model, context.loss, inputs, targets)
         usable = torch.isfinite(updates.norms())
         if not bool(usable.all()):
             if not bool(usable.any()):
@@ -94,12 +95,12 @@ class PublicEigenspace:
         make = tensor_bases if self.per_tensor else shared_basis
         return make(updates, self.rank)
 
-    def _chosen(self, size: int, moment: Moment) -> Tensor:
+    def _chosen(self, size: int, context: StepContext) -> Tensor:
         if self.blocks is not None:
-            return torch.arange(size).tensor_split(self.blocks)[(moment.step // self.every) % self.blocks]
+            return torch.arange(size).tensor_split(self.blocks)[(context.step // self.every) % self.blocks]
         if self.batch is None or self.batch >= size:
             return torch.arange(size)
-        return shuffle(size, moment.randomness)[: self.batch]
+        return shuffle(size, context.randomness)[: self.batch]
 
 
 class SharedBasis:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.clipping import EmbeddingAndResidual
-from gnomon.subspaces.basis import COORDINATES, Basis, Moment
+from gnomon.errors import SettingError
+from gnomon.subspaces.basis import COORDINATES, Basis, StepContext
 from gnomon.subspaces.eigenspace import PublicEigenspace, SharedBasis
 from gnomon.updates import Updates
 from gnomon.updates.leaves import Residual
@@ -36,9 +37,9 @@ class Embedding:
     def __post_init__(self) -> None:
         validate.positive("residual", self.residual)
         if self.space.start:
-            raise validate.SettingError("start", self.space.start, "0 with a residual")
+            raise SettingError("start", self.space.start, "0 with a residual")
         if self.space.per_tensor:
-            raise validate.SettingError("per_tensor", True, "one shared subspace for embeddings")
+            raise SettingError("per_tensor", True, "one shared subspace for embeddings")
 
     @property
     def public(self) -> Any:
@@ -48,13 +49,13 @@ class Embedding:
     def name(self) -> str:
         return f"{self.space.name}, and {self.residual:g} x residual"
 
-    def key(self, moment: Moment) -> Hashable:
-        return self.space.key(moment)
+    def key(self, context: StepContext) -> Hashable:
+        return self.space.key(context)
 
-    def basis(self, moment: Moment) -> Basis:
-        inside = self.space.basis(moment)
+    def basis(self, context: StepContext) -> Basis:
+        inside = self.space.basis(context)
         assert isinstance(inside, SharedBasis)
-        return EmbeddingBasis(inside, moment.like, self.residual)
+        return EmbeddingBasis(inside, context.like, self.residual)
 
 
 class EmbeddingBasis:

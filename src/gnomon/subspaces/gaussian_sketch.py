@@ -16,7 +16,8 @@ from torch.nn.functional import embedding_bag
 from gnomon import validate
 from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch
 from gnomon.constraints import Constraint
-from gnomon.subspaces.basis import COORDINATES, Basis, Moment, in_coordinates
+from gnomon.errors import SettingError
+from gnomon.subspaces.basis import COORDINATES, Basis, StepContext, in_coordinates
 from gnomon.updates import Factored, Indexed, Leaf, Updates, Zero
 
 TILE_NUMBERS = 2**20
@@ -85,17 +86,17 @@ class GaussianSketch:
     def expansion(self) -> Expansion:
         """How far this sketch of a whole sum can stretch what one record changes in it."""
         if not isinstance(self.rows, int):
-            raise validate.SettingError("rows", self.rows.name, "a constant number of directions to sketch a sum")
+            raise SettingError("rows", self.rows.name, "a constant number of directions to sketch a sum")
         return NormalisedSketch(self.rows) if self.normalised else LinearSketch(self.rows)
 
-    def key(self, moment: Moment) -> Hashable:
-        return moment.step
+    def key(self, context: StepContext) -> Hashable:
+        return context.step
 
-    def basis(self, moment: Moment) -> Basis:
-        size = sum(p.numel() for p in moment.like.values())
-        rows = self.rows if isinstance(self.rows, int) else self.rows.at(moment.step, size)
-        seed = int(moment.randomness.uniform(1).item() * 2**53)
-        return SketchBasis(moment.like, rows, seed, self.normalised)
+    def basis(self, context: StepContext) -> Basis:
+        size = sum(p.numel() for p in context.like.values())
+        rows = self.rows if isinstance(self.rows, int) else self.rows.at(context.step, size)
+        seed = int(context.randomness.uniform(1).item() * 2**53)
+        return SketchBasis(context.like, rows, seed, self.normalised)
 
 
 @dataclass(frozen=True)

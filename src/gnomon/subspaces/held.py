@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.subspaces.basis import Basis, Moment
+from gnomon.subspaces.basis import Basis, StepContext
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class Held:
     name: str
     public: Any = None
 
-    def key(self, moment: Moment) -> Hashable:
+    def key(self, context: StepContext) -> Hashable:
         return self  # the object, not its id: an id can come back
 
-    def basis(self, moment: Moment) -> Basis:
+    def basis(self, context: StepContext) -> Basis:
         return self.held

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.subspaces.basis import Basis, Moment
+from gnomon.subspaces.basis import Basis, StepContext
 from gnomon.updates import Updates
 from gnomon.updates.leaves import Masked
 
@@ -36,24 +36,24 @@ class RandomMask:
     def name(self) -> str:
         return f"random mask, rate {self.rate:g}" + (", cooling" if self.cooling else "")
 
-    def key(self, moment: Moment) -> Hashable:
-        return moment.step * self.refreshes // moment.steps_per_epoch
+    def key(self, context: StepContext) -> Hashable:
+        return context.step * self.refreshes // context.steps_per_epoch
 
-    def rate_at(self, moment: Moment) -> float:
+    def rate_at(self, context: StepContext) -> float:
         """The rate in force at a step."""
         if not self.cooling:
             return self.rate
-        last = max(1, moment.steps * self.refreshes // moment.steps_per_epoch - 1)
-        done = moment.step * self.refreshes // moment.steps_per_epoch
+        last = max(1, context.steps * self.refreshes // context.steps_per_epoch - 1)
+        done = context.step * self.refreshes // context.steps_per_epoch
         return min(self.rate, self.rate * done / last)
 
-    def basis(self, moment: Moment) -> Basis:
-        rate = self.rate_at(moment)
+    def basis(self, context: StepContext) -> Basis:
+        rate = self.rate_at(context)
         masks = {
-            name: (moment.randomness.uniform(p.numel()) >= rate).reshape(p.shape).to(p)
-            for name, p in moment.like.items()
+            name: (context.randomness.uniform(p.numel()) >= rate).reshape(p.shape).to(p)
+            for name, p in context.like.items()
         }
-        return MaskBasis(moment.like, masks)
+        return MaskBasis(context.like, masks)
 
 
 class MaskBasis:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.data.sampling import shuffle
-from gnomon.release import NoiseSource
-from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, Moment, in_coordinates
+from gnomon.randomness import NoiseSource
+from gnomon.sampling.draws import shuffle
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, in_coordinates
 from gnomon.updates import Updates
 
 V = TypeVar("V")
@@ -45,20 +45,20 @@ class RandomProjection:
         extra = (", per tensor" if self.per_tensor else "") + ("" if self.redraw else ", fixed")
         return f"random projection, rank {self.rank}{extra}" + (f", from epoch {self.start}" if self.start else "")
 
-    def key(self, moment: Moment) -> Hashable:
-        if moment.step < self.start * moment.steps_per_epoch:
+    def key(self, context: StepContext) -> Hashable:
+        if context.step < self.start * context.steps_per_epoch:
             return "ambient"
-        return moment.step if self.redraw else 0
+        return context.step if self.redraw else 0
 
-    def basis(self, moment: Moment) -> Basis:
-        if moment.step < self.start * moment.steps_per_epoch:
-            return AmbientBasis(moment.like)
+    def basis(self, context: StepContext) -> Basis:
+        if context.step < self.start * context.steps_per_epoch:
+            return AmbientBasis(context.like)
         if not self.per_tensor:
-            return self._drawn(moment.like, moment.randomness)
-        alone = {name: {name: p} for name, p in moment.like.items()}
+            return self._drawn(context.like, context.randomness)
+        alone = {name: {name: p} for name, p in context.like.items()}
         return TensorParts(
             {
-                name: AmbientBasis(like) if like[name].numel() <= self.rank else self._drawn(like, moment.randomness)
+                name: AmbientBasis(like) if like[name].numel() <= self.rank else self._drawn(like, context.randomness)
                 for name, like in alone.items()
             }
         )

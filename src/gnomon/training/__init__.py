@@ -1,14 +1,14 @@
 """Training: the private loop, its refusals, its checkpoints and its privacy statement."""
 
+from gnomon.statement.statement import Statement
 from gnomon.training.checkpoint import CheckpointError, read_checkpoint, restore_checkpoint, save_checkpoint
+from gnomon.training.checks.model import NotPrivate
 from gnomon.training.engine import PrivateStep, Release
 from gnomon.training.evaluate import evaluate
-from gnomon.training.public import train_on_public
-from gnomon.training.refusals import NotPrivate
-from gnomon.training.result import BudgetExhausted, Result
-from gnomon.training.statement import Statement
+from gnomon.training.observer import Observer, StepView
+from gnomon.training.public_only import train_on_public
+from gnomon.training.result import BudgetExhausted, TrainingResult
 from gnomon.training.trainer import Trainer
-from gnomon.training.view import Observer, View
 
 __all__ = [
     "BudgetExhausted",
@@ -17,10 +17,10 @@ __all__ = [
     "Observer",
     "PrivateStep",
     "Release",
-    "Result",
     "Statement",
+    "StepView",
     "Trainer",
-    "View",
+    "TrainingResult",
     "evaluate",
     "read_checkpoint",
     "restore_checkpoint",

@@ -19,8 +19,8 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
+from gnomon.files import write_whole
 from gnomon.ledger import Head, LedgerError
-from gnomon.run_folder import write_whole
 from gnomon.training.packing import pack, unpack, untied
 from gnomon.training.trainer import Trainer
 
@@ -71,7 +71,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
     ...     read_checkpoint(Path(place)).step
     2
     """
-    if trainer.spending.ledger is None or not trainer.spending.run:
+    if trainer.ledger_session.ledger is None or not trainer.ledger_session.run:
         raise CheckpointError(
             "only a run with a ledger can go on later: nobody would know how many steps this one had released. Give "
             "the Trainer a ledger; a run with seeded noise is repeated instead"
@@ -83,9 +83,9 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
     facts = {
         "format": FORMAT,
         "step": trainer.account.steps,
-        "run": trainer.spending.run,
-        "ledger": str(trainer.spending.ledger.path.absolute()),
-        "head": str(trainer.spending.head()),
+        "run": trainer.ledger_session.run,
+        "ledger": str(trainer.ledger_session.ledger.path.absolute()),
+        "head": str(trainer.ledger_session.head()),
         "sampler_position": "not kept: drawn anew; the rest of a shuffled epoch counts as taken",
         "settings": _settings(trainer),
         "tensors": f"checkpoint-{trainer.account.steps}-{os.urandom(4).hex()}.safetensors",
@@ -157,7 +157,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
     """
     facts = checkpoint.facts
     _refuse_other_settings(facts["settings"], _settings(trainer), checkpoint.path)
-    ledger = trainer.spending.ledger
+    ledger = trainer.ledger_session.ledger
     if ledger is None:
         raise CheckpointError("a run goes on only with its ledger and with noise that is not seeded")
     try:
@@ -166,14 +166,14 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
         raise CheckpointError(f"{checkpoint.path} does not fit its ledger, or is ahead of it: {error}") from None
     if ledger.run(facts["run"]).reserved < checkpoint.step:
         raise CheckpointError(f"{checkpoint.path} is at step {checkpoint.step}, ahead of what its ledger has reserved")
-    steps = trainer.spending.resume(facts["run"], train)  # refuses other data before anything is taken over
+    steps = trainer.ledger_session.resume(facts["run"], train)  # refuses other data before anything is taken over
     if steps > trainer.account.steps:
         trainer.account.charge(steps - trainer.account.steps)
     trainer.draw_anew()
     try:
         trainer.check(train)
     except BaseException:
-        trainer.spending.stop()
+        trainer.ledger_session.stop()
         raise
     state = unpack(facts["state"], checkpoint.tensors)
     trainer.model.load_state_dict(state["model"])

@@ -20,12 +20,12 @@ from gnomon.clipping import ClipRule
 from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
-from gnomon.subspaces import Ambient, Basis, Moment
-from gnomon.training.clip_rule_check import refuse_mixing_rule
-from gnomon.training.independence import Coordinates, refuse_touched
+from gnomon.subspaces import Ambient, Basis, StepContext
+from gnomon.training.checks.clip_rule import refuse_mixing_rule
+from gnomon.training.checks.independence import Coordinates, refuse_touched
+from gnomon.training.metrics import Metrics, StepMetrics
+from gnomon.training.observer import Observer, StepView
 from gnomon.training.placement import Placed, multiple, place
-from gnomon.training.view import Observer, View
-from gnomon.training.watch import Record, Watch
 from gnomon.updates import Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.snapshot import Snapshot, untouched
@@ -61,7 +61,7 @@ class _OpenStep:
     basis: Basis
     door: Door
     snapshot: Snapshot
-    metrics: Watch
+    metrics: StepMetrics
     batches: int = field(default=0)
 
 
@@ -152,7 +152,7 @@ class PrivateStep:
         self.observers = tuple(observers)
         self.taken = 0
         """How many steps were released, or count as such after a restart."""
-        self.metrics: Record = {}
+        self.metrics: Metrics = {}
         """Unprotected statistics of the last step that was released, for the data holder only."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._door = door
@@ -220,7 +220,7 @@ class PrivateStep:
             self._open.snapshot.restore()
         self._open = None
 
-    def preview(self, inputs: Any, targets: Any, *, step: int | None = None) -> View:
+    def preview(self, inputs: Any, targets: Any, *, step: int | None = None) -> StepView:
         """Return what a step on these records would look like, without taking it. The view is private.
 
         Nothing is charged or released, and neither the run's noise nor the state of model and loss moves. Without a
@@ -236,9 +236,9 @@ class PrivateStep:
 
     # -- what surrounds it -----------------------------------------------------------------------
 
-    def context(self) -> Moment:
+    def context(self) -> StepContext:
         """Return where training stands: released weights and public numbers, nothing private."""
-        return Moment(self.model, self.loss, self.taken, self.steps_per_epoch, self.steps, self.noise)
+        return StepContext(self.model, self.loss, self.taken, self.steps_per_epoch, self.steps, self.noise)
 
     @property
     def basis(self) -> Basis | None:
@@ -293,7 +293,7 @@ class PrivateStep:
             see=route.sketch(basis),
         )
         self._check_rule(door)
-        metrics = Watch(self.max_grad_norm, self.method.unit)
+        metrics = StepMetrics(self.max_grad_norm, self.method.unit)
         self._open = _OpenStep(basis, door, self._noted(), metrics)
         return self._open
 
@@ -351,8 +351,8 @@ class PrivateStep:
                 continue
             yield updates, placed.counts[row : row + 1]
 
-    def _view(self, context: Moment, basis: Basis, updates: Updates, admitted: Admitted) -> View:
-        return View(
+    def _view(self, context: StepContext, basis: Basis, updates: Updates, admitted: Admitted) -> StepView:
+        return StepView(
             context, self.method, basis, updates, admitted,
             self.max_grad_norm, self.noise_multiplier, self.expected_batch_size,
         )  # fmt: skip

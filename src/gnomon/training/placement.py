@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gnomon.data.sampling import shuffle
 from gnomon.release import NoiseSource
+from gnomon.sampling.draws import shuffle
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.trees import take_rows, tensors
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gnomon import validate
 from gnomon.accounting import Account, Expansion, Poisson, Sampling, noise_multiplier, steps_of, steps_per_epoch
 from gnomon.accounting.epsilon import Accountant
+from gnomon.errors import SettingError
 from gnomon.methods import METHODS
 
 
@@ -62,7 +63,7 @@ def plan(
         account = Account(sampling, sigma, adjacency, accountant, expansion)
         return Plan(sampling, per_epoch, count, delta, account, _affordable(account, target, delta))
     if target is None:
-        raise validate.SettingError("target_epsilon", None, "target_epsilon or noise_multiplier")
+        raise SettingError("target_epsilon", None, "target_epsilon or noise_multiplier")
     sigma = noise_multiplier(
         target_epsilon=target,
         steps=count,
@@ -85,7 +86,7 @@ def no_noise(name: str, target_epsilon: float | None, noise_multiplier: float | 
     for asked, value in (("target_epsilon", target_epsilon), ("noise_multiplier", noise_multiplier)):
         if value:
             other = f"; dp-{name} does" if f"dp-{name}" in METHODS else ""
-            raise validate.SettingError(asked, value, f"None: {name} adds no noise and promises nothing{other}")
+            raise SettingError(asked, value, f"None: {name} adds no noise and promises nothing{other}")
     return 0.0
 
 
@@ -94,7 +95,7 @@ def _affordable(account: Account, target: float | None, delta: float) -> float:
         return math.inf
     found = account.affordable(target, delta)
     if found == 0:
-        raise validate.SettingError(
+        raise SettingError(
             "target_epsilon",
             target,
             f"more, or a noise_multiplier above {account.noise_multiplier:g}: one step already costs more",
@@ -104,7 +105,7 @@ def _affordable(account: Account, target: float | None, delta: float) -> float:
 
 def _sampling(sample_rate: float | None, sampler: Sampling | None) -> Sampling:
     if (sample_rate is None) == (sampler is None):
-        raise validate.SettingError("sample_rate", sample_rate, "either sample_rate or sampler")
+        raise SettingError("sample_rate", sample_rate, "either sample_rate or sampler")
     return sampler or Poisson(validate.sample_rate("sample_rate", sample_rate))
 
 
@@ -113,7 +114,7 @@ def _count(epochs: float | None, steps: int | None, sampling: Sampling) -> int:
         return steps_of(epochs, sampling)
     if epochs is None and steps is not None:
         return validate.whole("steps", steps)
-    raise validate.SettingError("epochs", epochs, "either epochs or steps")
+    raise SettingError("epochs", epochs, "either epochs or steps")
 
 
 def _warn_of_large_delta(delta: float, records: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from gnomon.accounting import digits
-from gnomon.training.watch import Record
+from gnomon.training.metrics import Metrics
 
 SHOWN = {
     "unprotected/loss": "loss*",
@@ -27,7 +27,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
     def __init__(self, name: str, *, total: int, done: int, visible: bool) -> None:
         super().__init__(total=total, initial=done, unit="step", disable=not visible, dynamic_ncols=True, desc=name)
 
-    def tell(self, record: Record) -> None:
+    def tell(self, record: Metrics) -> None:
         """Show what an epoch came to."""
         found: dict[str, Any] = {short: f"{record[name]:.3f}" for name, short in SHOWN.items() if name in record}
         if "epsilon" in record:

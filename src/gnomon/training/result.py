@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gnomon.accounting import Epsilon
-from gnomon.training.watch import Record
+from gnomon.training.metrics import Metrics
 
 
 class BudgetExhausted(RuntimeError):
@@ -18,11 +18,11 @@ class BudgetExhausted(RuntimeError):
 
 
 @dataclass
-class Result:
+class TrainingResult:
     """What `fit` did.
 
     >>> from gnomon.accounting import epsilon
-    >>> Result(0, epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=0, delta=1e-5), "interrupted").history
+    >>> TrainingResult(0, epsilon(noise_multiplier=1.0, sample_rate=0.1, steps=0, delta=1e-5), "interrupted").history
     []
     """
 
@@ -30,4 +30,4 @@ class Result:
     epsilon: Epsilon
     stopped: str
     """"finished", "budget" or "interrupted"."""
-    history: list[Record] = field(default_factory=list)
+    history: list[Metrics] = field(default_factory=list)

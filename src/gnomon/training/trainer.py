@@ -16,19 +16,15 @@ from gnomon import methods, validate
 from gnomon.accounting import Account, Epsilon, Sampling
 from gnomon.accounting.epsilon import Accountant
 from gnomon.data import Loader
+from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
-from gnomon.ledger.spending import Spending
+from gnomon.ledger.session import LedgerSession
 from gnomon.release import NoiseSource
+from gnomon.statement.statement import Statement, ledger_caveats, ledger_note
+from gnomon.training.admission import Admission
 from gnomon.training.averaging import averaging
-from gnomon.training.draws import Draws
-from gnomon.training.engine import PrivateStep, Release
-from gnomon.training.entrance import Entrance
-from gnomon.training.evaluate import evaluate
-from gnomon.training.interrupt import StopRequest
-from gnomon.training.members import of_members
-from gnomon.training.plan import no_noise, plan
-from gnomon.training.progress import Bar
-from gnomon.training.refusals import (
+from gnomon.training.checks.members import of_members
+from gnomon.training.checks.model import (
     refuse_batch_norm,
     refuse_device,
     refuse_distributed,
@@ -36,10 +32,15 @@ from gnomon.training.refusals import (
     refuse_max_norm,
     refuse_optimizer,
 )
-from gnomon.training.result import BudgetExhausted, Result
-from gnomon.training.statement import Statement, ledger_caveats, ledger_note
-from gnomon.training.view import Observer
-from gnomon.training.watch import Record, averaged
+from gnomon.training.draws import Draws
+from gnomon.training.engine import PrivateStep, Release
+from gnomon.training.evaluate import evaluate
+from gnomon.training.interrupt import StopRequest
+from gnomon.training.metrics import Metrics, averaged
+from gnomon.training.observer import Observer
+from gnomon.training.plan import no_noise, plan
+from gnomon.training.progress import Bar
+from gnomon.training.result import BudgetExhausted, TrainingResult
 from gnomon.updates import Loss
 from gnomon.updates.gradients import batch_size
 from gnomon.updates.trees import take_rows
@@ -51,10 +52,11 @@ class Trainer:
     `loss` maps (outputs, targets) to one number a sample. `sample_rate` and `expected_batch_size` are
     declared, public numbers: nothing is derived from how many records there are. Give `target_epsilon`
     to have the noise worked out, or `noise_multiplier` to set it, or both to stop at the budget. `observers` are
-    called once a step with a `View` of it, before the release. A record that also occurs in `leave_out` is drawn and
-    counts for nothing; it is for public records that a stranger chose, to whom a refusal would tell who is in `train`.
-    With `untrusted_weights` the model's weights come from somebody who sees whether a step succeeds, such as the server
-    of a federation: a record on which the model fails adds nothing to its step, instead of ending it with an error.
+    called once a step with a `StepView` of it, before the release. A record that also occurs in `leave_out` is drawn
+    and counts for nothing; it is for public records that a stranger chose, to whom a refusal would tell who is in
+    `train`. With `untrusted_weights` the model's weights come from somebody who sees whether a step succeeds, such as
+    the server of a federation: a record on which the model fails adds nothing to its step, instead of ending it with an
+    error.
 
     With a `ledger`, every step is paid for there before its noise is drawn, and counts together with all other runs
     on the same records. They are recognised by content, or by `dataset`, a name that you declare.
@@ -154,9 +156,11 @@ class Trainer:
         """What the last step released."""
         # seeded noise hides nothing, so there is nothing to count
         used = ledger if self.noise.private else None
-        self.spending = Spending(used, self.account, self.plan.last, dataset=dataset, label=label or self.method.name)
+        self.ledger_session = LedgerSession(
+            used, self.account, self.plan.last, dataset=dataset, label=label or self.method.name
+        )
         if scheduler_every not in ("epoch", "step"):
-            raise validate.SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
+            raise SettingError("scheduler_every", scheduler_every, "'epoch' or 'step'")
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.average = averaging(model, optimizer, ema_decay, always=method.average)
@@ -165,16 +169,16 @@ class Trainer:
         self._scored_members = False  # ever
         self._drawn = 0
         self._sequence: Draws | None = None
-        self.entrance = Entrance(
+        self.admission = Admission(
             model,
             self.plan.sampler,
-            self.spending,
+            self.ledger_session,
             leave_out=leave_out,
             example=example,
             coordinates=self.engine.trial_coordinates,
         )
         if example is not None:
-            self.entrance.check(self.method, self.loss, *example)
+            self.admission.check(self.method, self.loss, *example)
 
     # -- what the accounting is about ------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class Trainer:
     @noise.setter
     def noise(self, noise: NoiseSource) -> None:
         if noise.private != self.noise.private:
-            raise validate.SettingError("noise", type(noise).__name__, "a source that hides as much as the one before")
+            raise SettingError("noise", type(noise).__name__, "a source that hides as much as the one before")
         self.engine.noise = noise
 
     @property
@@ -236,11 +240,9 @@ class Trainer:
     def method(self, method: methods.Method) -> None:
         if method.expansion != self.account.expansion or method.private != self.method.private:
             allowed = "one whose steps cost the same as those that were planned, or another Trainer"
-            raise validate.SettingError("method", method.name, allowed)
+            raise SettingError("method", method.name, allowed)
         if method.average != self.method.average:
-            raise validate.SettingError(
-                "method", method.name, "one that averages weights if the other did, or another Trainer"
-            )
+            raise SettingError("method", method.name, "one that averages weights if the other did, or another Trainer")
         method.check(self.plan.sampler)
         method.step.prepare(self.model, self.optimizer)
         self.engine.exchange(method)
@@ -265,12 +267,12 @@ class Trainer:
             expected_batch_size=self.expected_batch_size,
             private_noise=self.noise.private,
             notes=self._notes(),
-            ledger=ledger_note(self.spending, self.plan.delta),
+            ledger=ledger_note(self.ledger_session, self.plan.delta),
             account=self.account,
         )
 
     def _notes(self) -> list[str]:
-        notes = [*self.notes, *ledger_caveats(self.spending)]
+        notes = [*self.notes, *ledger_caveats(self.ledger_session)]
         if self._scored_members:
             notes.insert(
                 0, "Scores on the validation records are of training records, wholly or in part: NOT protected."
@@ -290,7 +292,7 @@ class Trainer:
         """
         loader = self._loader(train)
         draws = self._draws(loader)
-        self.spending.start()
+        self.ledger_session.start()
         self._make_up()
         while self.account.steps + self._drawn < self.plan.last:
             batch = loader.take(next(draws))
@@ -298,7 +300,7 @@ class Trainer:
             yield batch
             self._make_up()
 
-    def step(self, inputs: Any, targets: Any) -> Record:
+    def step(self, inputs: Any, targets: Any) -> Metrics:
         """One private step on a batch from `batches`. Returns unprotected diagnostics.
 
         The scheduler moves as in `fit`: with every step, or with the last one of an epoch.
@@ -309,7 +311,7 @@ class Trainer:
                 "next is drawn: the privacy accounting is about how records are sampled"
             )
         if not self.engine.untrusted_weights:  # no error may depend on records then
-            self.entrance.check_collated(self.method, self.loss, inputs, targets)
+            self.admission.check_collated(self.method, self.loss, inputs, targets)
         self._drawn -= 1
         record = self._step(_cut(inputs, targets, self.max_physical_batch_size))
         if self._epoch_ends:
@@ -322,16 +324,16 @@ class Trainer:
         self,
         train: Any,
         validation: Any = None,
-        on_epoch: Callable[[Record], None] | None = None,
+        on_epoch: Callable[[Metrics], None] | None = None,
         on_step: Callable[[int], None] | None = None,
         evaluate_every: int = 1,
-    ) -> Result:
+    ) -> TrainingResult:
         """Train to the planned number of steps, the budget, or Ctrl-C, whichever comes first.
 
         `train` and `validation` are (inputs, targets) tensors, Records, or torch Datasets of pairs. `on_epoch` gets
         each record of metrics, `on_step` the number of the step after everything that belongs to it. The model is
         scored on `validation` after every `evaluate_every` epochs, and at the end; scores of records that are wholly
-        or in part training records (`gnomon.training.members`) are logged as `unprotected/validation/`.
+        or in part training records (`gnomon.training.checks.members`) are logged as `unprotected/validation/`.
         """
         validate.whole("evaluate_every", evaluate_every)
         if validation is not None:
@@ -340,11 +342,11 @@ class Trainer:
         loader = self._loader(train)
         if not self.model.training:
             self.model.train()
-        history: list[Record] = []
-        steps: list[Record] = []
+        history: list[Metrics] = []
+        steps: list[Metrics] = []
         draws = self._draws(loader)
         started = time.monotonic()
-        self.spending.start()
+        self.ledger_session.start()
         self._make_up()
         bar = Bar(self.method.name, total=self.plan.last, done=self.account.steps, visible=self.progress)
         with StopRequest() as stop, bar:
@@ -365,13 +367,13 @@ class Trainer:
                     self._schedule("epoch")
                 if on_step is not None:
                     on_step(self.account.steps)
-        self.spending.stop()
+        self.ledger_session.stop()
         stopped = "interrupted" if stop.asked else "finished"
         if stopped == "finished" and self.account.steps < self.plan.steps:
             stopped = "budget"
-        return Result(self.account.steps, self.epsilon(), stopped, history)
+        return TrainingResult(self.account.steps, self.epsilon(), stopped, history)
 
-    def record(self, validation: Any = None) -> Record:
+    def record(self, validation: Any = None) -> Metrics:
         """The metrics as they are now, without a step.
 
         >>> import torch
@@ -389,13 +391,13 @@ class Trainer:
 
     # -- the step itself -------------------------------------------------------------------------
 
-    def _step(self, physical: Iterable[tuple[Any, Any]]) -> Record:
+    def _step(self, physical: Iterable[tuple[Any, Any]]) -> Metrics:
         """One logical step: accumulate the physical batches, release, and move the model."""
         if self.account.steps + 1 > self.plan.affordable:
             raise BudgetExhausted(
                 f"after {self.account.steps} steps one more would exceed the target epsilon; spent: {self.epsilon()!r}"
             )
-        self.entrance.refuse_exchanged(self.method, self.loss)
+        self.admission.refuse_exchanged(self.method, self.loss)
         self.engine.taken = self.account.steps
         try:
             for inputs, targets in physical:
@@ -421,7 +423,7 @@ class Trainer:
 
     def _charge(self) -> None:
         """One more step is about to be released: on disk first, then in memory."""
-        self.spending.charge()
+        self.ledger_session.charge()
         self.account.charge()
 
     def _physical(self, loader: Loader, chosen: Tensor) -> Iterator[tuple[Any, Any]]:
@@ -435,7 +437,7 @@ class Trainer:
         self._loader(train)
 
     def _loader(self, train: Any) -> Loader:
-        loader = self.entrance.admit(train, self.method, self.loss)
+        loader = self.admission.admit(train, self.method, self.loss)
         self._admitted = train
         return loader
 
@@ -485,8 +487,8 @@ class Trainer:
             return estimate
         return min(estimate, float(self.account.epsilon(self.plan.delta, self.plan.last)))
 
-    def _epoch_record(self, steps: list[Record], validation: Any, started: float, last: bool) -> Record:
-        record: Record = {
+    def _epoch_record(self, steps: list[Metrics], validation: Any, started: float, last: bool) -> Metrics:
+        record: Metrics = {
             "step": self.account.steps,
             "epoch": self.account.steps / self.plan.steps_per_epoch,
             "epsilon": self._epsilon_now(exact=last),

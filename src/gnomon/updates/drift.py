@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnomon import validate
+from gnomon.errors import SettingError
 from gnomon.updates.leaves import Dense, Factored, Indexed, Leaf, Summed, Zero, add
 from gnomon.updates.trees import same_memory
 
@@ -18,7 +19,7 @@ class LocalDescent:
 
     >>> LocalDescent(0, 0.1)
     Traceback (most recent call last):
-    gnomon.validate.SettingError: local-steps = 0 is not allowed: give a whole number, 1 or above
+    gnomon.errors.SettingError: local-steps = 0 is invalid; expected a whole number, 1 or above
     """
 
     steps: int
@@ -30,7 +31,7 @@ class LocalDescent:
         validate.positive("local-lr", self.lr)
         allowed = "at least 0 and below 1"
         if not 0 <= validate.number("local-momentum", self.momentum, allowed) < 1:
-            raise validate.SettingError("local-momentum", self.momentum, allowed)
+            raise SettingError("local-momentum", self.momentum, allowed)
 
 
 class Drift:

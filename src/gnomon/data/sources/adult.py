@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gnomon.data.records import Records
 from gnomon.data.sources.adult_columns import CATEGORIES, COLUMNS, LARGEST_CAPITAL, SCALES
 from gnomon.data.sources.columns import layout, numeric, one_hot
-from gnomon.data.sources.errors import DataError
 from gnomon.data.sources.files import find, text
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 
 CAPITAL = ("capital-gain", "capital-loss")
 LABELS = {"<=50K": 0, ">50K": 1}

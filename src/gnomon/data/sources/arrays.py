@@ -16,11 +16,11 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.data.sources.errors import DataError
+from gnomon.data.records import Records
 from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 from gnomon.memory import available_memory, size_words
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")

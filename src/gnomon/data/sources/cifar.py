@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnomon.data.sources.errors import DataError
+from gnomon.data.records import Records
 from gnomon.data.sources.files import WHERE, contents, find
 from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 
 FOLDER = "cifar-10-batches-bin"
 RECORD = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.data.sources.errors import DataError
+from gnomon.errors import DataError
 
 
 def numeric(column: Sequence[str], name: str, where: str | Path) -> NDArray[np.float32]:
@@ -20,7 +20,7 @@ def numeric(column: Sequence[str], name: str, where: str | Path) -> NDArray[np.f
     [[39.0], [50.0]]
     >>> numeric(["39", "old"], "age", "adult.data")
     Traceback (most recent call last):
-    gnomon.data.sources.errors.DataError: adult.data has age = 'old' in record 2: a number belongs there
+    gnomon.errors.DataError: adult.data has age = 'old' in record 2: a number belongs there
     """
     values = np.empty((len(column), 1), dtype=np.float32)
     for i, value in enumerate(column):

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gnomon.data.records import Records
 from gnomon.data.sources.columns import layout, numeric, one_hot
-from gnomon.data.sources.errors import DataError
 from gnomon.data.sources.files import find, text
 from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 
 SCALES = {
     "age": 100.0,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 
+from gnomon.data.records import Records
 from gnomon.data.sources.holdout import holdout
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
 
 
@@ -18,6 +17,8 @@ def digits(folder: Path | None = None) -> Source:
     >>> digits().train.inputs.shape
     torch.Size([1437, 1, 8, 8])
     """
+    from sklearn.datasets import load_digits  # noqa: PLC0415  # no other data set needs scikit-learn
+
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)  # (1797, 1, 8, 8)
     train, test = holdout(Records(images, torch.from_numpy(bunch.target).long()), test=360)

@@ -7,7 +7,7 @@ import os
 import zlib
 from pathlib import Path
 
-from gnomon.data.sources.errors import DataError
+from gnomon.errors import DataError
 from gnomon.memory import size_words
 
 WHERE = "or name another folder with data_dir (--data-dir) or GNOMON_DATA; 'digits' needs no files"

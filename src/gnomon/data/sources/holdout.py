@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gnomon.data.sources.records import Records
+from gnomon.data.records import Records
 
 
 def holdout(records: Records, test: int, seed: int = 0) -> tuple[Records, Records]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.data.sources.errors import DataError
+from gnomon.errors import DataError
 
 
 def parse(stored: bytes, dimensions: int, where: str | Path) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.data.sources.errors import DataError
+from gnomon.errors import DataError
 
 
 def class_labels(values: NDArray[Any], classes: int | None, where: str | Path) -> Tensor:
@@ -20,7 +20,7 @@ def class_labels(values: NDArray[Any], classes: int | None, where: str | Path) -
     tensor([0, 2, 1])
     >>> class_labels(np.array([0.0, np.nan]), 3, "labels")
     Traceback (most recent call last):
-    gnomon.data.sources.errors.DataError: labels has NaN labels: remove the records without a label
+    gnomon.errors.DataError: labels has NaN labels: remove the records without a label
     """
     if values.ndim != 1:
         problem = f"has labels of shape {values.shape}"

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gnomon.data.records import Records
 from gnomon.data.sources import idx
-from gnomon.data.sources.errors import DataError
 from gnomon.data.sources.files import contents, find
 from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 
 
 def mnist(folder: Path) -> Source:

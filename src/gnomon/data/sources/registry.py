@@ -15,7 +15,7 @@ from gnomon.data.sources.files import data_folder
 from gnomon.data.sources.mnist import fashion_mnist, mnist
 from gnomon.data.sources.shakespeare import shakespeare
 from gnomon.data.sources.source import Source
-from gnomon.validate import SettingError
+from gnomon.errors import SettingError
 
 _READERS: dict[str, Callable[[Path], Source]] = {
     "digits": digits,

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gnomon.data.sources.errors import DataError
+from gnomon.data.records import Records
 from gnomon.data.sources.files import find, text
 from gnomon.data.sources.holdout import holdout
-from gnomon.data.sources.records import Records
 from gnomon.data.sources.source import Source
+from gnomon.errors import DataError
 
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """The characters, as published with the text."""

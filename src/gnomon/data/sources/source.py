@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gnomon.data.records import Records
 from gnomon.data.sources.columns import Column
-from gnomon.data.sources.records import Records
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""A federation simulated on one machine, from its settings to its statement."""

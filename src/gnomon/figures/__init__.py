@@ -1,0 +1,1 @@
+"""Figures: drawing only. matplotlib is loaded when a figure is drawn."""

@@ -1,0 +1,1 @@
+"""Runs from their settings: config, building, training, resuming, and the run folder."""

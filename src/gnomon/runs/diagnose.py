@@ -1,0 +1,94 @@
+"""A look inside a finished run, at its saved model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from gnomon import validate
+from gnomon.data import Loader, load
+from gnomon.diagnose.observer import Diagnostics
+from gnomon.errors import SettingError
+from gnomon.release import SecureNoise
+from gnomon.runs.build import build_trainer
+from gnomon.runs.build import records as build_records
+from gnomon.runs.config import TrainConfig, read_yaml
+from gnomon.runs.train import public_beside
+from gnomon.sampling.draws import shuffle
+
+
+def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:
+    """The diagnostics of a training run at its final weights, also left in the folder as `diagnosis.json`.
+
+    Nothing is charged: nothing is released. What reads private records is named `unprotected/`.
+
+    >>> import tempfile
+    >>> from gnomon.runs.train import train
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     config = TrainConfig(method="pcdp", rank=10, epochs=1.0, insecure_noise_seed=0)
+    ...     run = train(config, Path(place) / "run", progress=False)
+    ...     found = diagnose(run.folder, public_only=True)
+    >>> any(name.startswith("unprotected/") for name in found)
+    False
+    """
+    whole = validate.whole("records", records, least=2)
+    config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
+    source = load(config.data, config.data_dir)
+    split = build_records(config, source)
+    trainer = build_trainer(config, source, split.public, progress=False)
+    _restore(trainer.model, folder / "model.safetensors")
+    loader = Loader(split.private)
+    size = 0 if public_only else max(whole, config.batch_size)
+    view = trainer.engine.preview(*loader.take(shuffle(len(loader), SecureNoise())[:size]))
+    observer = Diagnostics(
+        lambda record: None,
+        public=public_beside(trainer, split.public),
+        rank=rank,
+        records=records,
+        public_only=public_only,
+    )
+    record = observer.record(view)
+    steps = _steps(folder)
+    record |= {"step": steps, "epoch": steps / trainer.plan.steps_per_epoch}
+    partial = folder / ".diagnosis.json.partial"
+    partial.write_text(json.dumps(record))
+    partial.replace(folder / "diagnosis.json")
+    return record
+
+
+def _restore(model: torch.nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except FileNotFoundError:
+        raise SettingError("run", str(path), "a finished training run: it has no saved model") from None
+    except (SafetensorError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise SettingError("run", str(path), f"the model that config.yaml describes ({first})") from None
+
+
+def _steps(folder: Path) -> int:
+    statement = folder / "statement.json"
+    return int(json.loads(statement.read_text())["steps"]) if statement.exists() else 0
+
+
+def summary(record: dict[str, Any]) -> str:
+    """The numbers of a record in a table; lists of points are for pictures.
+
+    >>> print(summary({"unprotected/clipped": 0.5, "public/norms": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    unprotected/clipped                   0.5
+    public/norms (median)                 3
+    """
+    lines = []
+    for name, value in record.items():
+        if isinstance(value, float | int):
+            lines.append(f"{name:<36}  {value:.4g}")
+        elif name.endswith(("norms", "norms_projected", "energy")) and value:
+            lines.append(f"{name + ' (median)':<36}  {value[len(value) // 2]:.4g}")
+        elif name.endswith(("angles", "drift")) and value:
+            lines.append(f"{name + ' (largest, degrees)':<36}  {value[-1]:.4g}")
+    return "\n".join(lines)

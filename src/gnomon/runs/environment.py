@@ -1,0 +1,48 @@
+"""What a run was computed with: versions and machine, without names of people, hosts or folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from gnomon.version import __version__
+
+PACKAGES = ("numpy", "scipy", "dp-accounting", "cryptography", "safetensors")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine as plain values, for `environment.json`.
+
+    >>> sorted(environment())[:4]
+    ['cpus', 'gnomon', 'machine', 'packages']
+    """
+    return {
+        "gnomon": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on first, for every finished cell of a study.
+
+    >>> sorted(versions())
+    ['gnomon', 'torch']
+    """
+    return {"gnomon": __version__, "torch": torch.__version__}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

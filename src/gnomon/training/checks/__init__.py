@@ -1,0 +1,1 @@
+"""Checks before training: of the model, of the clip rule, and of the independence of samples."""

@@ -1,0 +1,77 @@
+"""What one step looked like on the private side. For the data holder only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.release import Admitted
+
+Metrics = dict[str, float | int]
+"""One line of metrics."""
+
+QUARTILES = {"q25": 0.25, "q50": 0.5, "q75": 0.75}
+
+
+class StepMetrics:
+    """Statistics of one step, over its physical batches. None of them is protected.
+
+    The incremental norm `max(0, |u_i| - C)` is how much longer than the bound an update was when it was clipped;
+    `unit` is the step size of local steps, so that methods with different steps compare. A sample whose update is not
+    finite adds nothing to the step; `left_out` is the share of such samples, and nothing else counts them.
+
+    >>> watch = StepMetrics(bound=1.0)
+    >>> watch.record()["unprotected/batch"]
+    0
+    """
+
+    def __init__(self, bound: float, unit: float = 1.0) -> None:
+        self.bound, self.unit = bound, unit
+        self.losses = self.clipped = 0.0
+        self.left_out = 0
+        self.beyond: list[Tensor] = []
+
+    def see(self, losses: Tensor, admitted: Admitted) -> None:
+        """One physical batch: the losses of its records, and how the door let them in."""
+        lengths = admitted.norms.square().sum(1).sqrt()
+        counts = torch.isfinite(admitted.norms).all(1)
+        self.left_out += int((~counts).sum())
+        self.losses += float(losses.double()[counts].sum())
+        self.clipped += int(admitted.clipped[counts].sum())
+        self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
+
+    def record(self) -> Metrics:
+        """Everything under `unprotected/`."""
+        beyond = torch.cat(self.beyond) if self.beyond else torch.zeros(0)
+        drawn = len(beyond)
+        count = drawn - self.left_out
+        beyond = beyond[torch.isfinite(beyond)]
+        found: Metrics = {
+            "unprotected/loss": self.losses / count if count else math.nan,
+            "unprotected/clipped": self.clipped / count if count else math.nan,
+            "unprotected/left_out": self.left_out / drawn if drawn else math.nan,
+            "unprotected/batch": drawn,
+        }
+        if len(beyond):
+            found["unprotected/incremental/mean"] = float(beyond.mean())
+            found["unprotected/incremental/std"] = float(beyond.std(correction=0))
+            cuts = torch.quantile(beyond, torch.tensor(list(QUARTILES.values()), dtype=beyond.dtype))
+            found |= {f"unprotected/incremental/{name}": float(cut) for name, cut in zip(QUARTILES, cuts, strict=True)}
+        return found
+
+
+def averaged(records: Sequence[Metrics]) -> Metrics:
+    """The mean of each statistic over steps; what is not finite is left out.
+
+    >>> averaged([{"unprotected/loss": 1.0}, {"unprotected/loss": 3.0}, {"unprotected/loss": float("nan")}])
+    {'unprotected/loss': 2.0}
+    """
+    names = dict.fromkeys(name for record in records for name in record)
+    means: Metrics = {}
+    for name in names:
+        values = [float(record[name]) for record in records if name in record and math.isfinite(record[name])]
+        means[name] = sum(values) / len(values) if values else math.nan
+    return means
