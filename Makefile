@@ -52,7 +52,7 @@ soak: $(STAMP)
 	mkdir -p runs
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills 200 --report runs/soak.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --minutes 60
-	OMP_NUM_THREADS=1 GNOMON_SOAK=1 $(BIN)/python -m pytest -q -n 2 tests/audit tests/release tests/federated/test_deployment.py
+	OMP_NUM_THREADS=1 GNOMON_SOAK=1 $(BIN)/python -m pytest -q -n 2 tests/audit tests/release tests/test_randomness.py tests/federated/test_deployment.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/audit_repetitions.py 1000
 
 lint: $(STAMP)

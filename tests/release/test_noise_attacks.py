@@ -23,7 +23,7 @@ from gnomon.randomness import box_muller
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.updates import Dense, Updates
 from tests.audit import mutants
-from tests.release.test_noise import after_fork
+from tests.test_randomness import after_fork
 
 ALPHA = 1e-6
 """How often a test of randomness may fail by chance."""
