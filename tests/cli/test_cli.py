@@ -25,7 +25,7 @@ from gnomon.accounting import Account
 from gnomon.cli.main import main
 from gnomon.data import load
 from gnomon.ledger import Ledger
-from gnomon.runs.build import build_trainer
+from gnomon.runs.builders import build_trainer
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.folder import claimed
 

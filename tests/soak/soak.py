@@ -26,7 +26,7 @@ from pathlib import Path
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise
 from gnomon.runs import train as runs
-from gnomon.runs.build import trainer as building
+from gnomon.runs.builders import trainer as building
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.resume import resume
 from gnomon.training.checkpoint import NAME, read_checkpoint

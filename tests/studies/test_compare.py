@@ -21,7 +21,7 @@ from gnomon.report import report
 from gnomon.report.page import section
 from gnomon.report.read import read_run
 from gnomon.runs import folder as run_folder
-from gnomon.runs.build import records
+from gnomon.runs.builders import records
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
 from gnomon.studies import method_specs as compared_methods

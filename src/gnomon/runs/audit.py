@@ -10,7 +10,7 @@ import torch
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.data import Records, load
 from gnomon.methods import METHODS
-from gnomon.runs.build import build_method, build_trainer, records
+from gnomon.runs.builders import build_method, build_trainer, records
 from gnomon.runs.config import TrainConfig
 from gnomon.training import Trainer
 

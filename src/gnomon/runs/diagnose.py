@@ -15,8 +15,8 @@ from gnomon.data import Loader, load
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.errors import SettingError
 from gnomon.release import SecureNoise
-from gnomon.runs.build import build_trainer
-from gnomon.runs.build import records as build_records
+from gnomon.runs.builders import build_trainer
+from gnomon.runs.builders import records as build_records
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.train import public_beside
 from gnomon.sampling.draws import shuffle

@@ -10,7 +10,7 @@ import torch
 from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
-from gnomon.runs.build import build_trainer, records
+from gnomon.runs.builders import build_trainer, records
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.train import TrainingRun, complete

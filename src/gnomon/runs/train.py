@@ -17,7 +17,7 @@ from gnomon.diagnose.observer import EVERY, Diagnostics
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
-from gnomon.runs.build import build_trainer, public_only, records
+from gnomon.runs.builders import build_trainer, public_only, records
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder

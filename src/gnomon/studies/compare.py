@@ -22,7 +22,7 @@ from gnomon.errors import SettingError
 from gnomon.figures.comparison import comparison
 from gnomon.files import write_whole
 from gnomon.memory import keep_memory
-from gnomon.runs.build import (
+from gnomon.runs.builders import (
     build_method,
     build_trainer,
     is_own,

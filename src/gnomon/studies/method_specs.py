@@ -9,8 +9,8 @@ from typing import Any
 
 from gnomon.errors import SettingError
 from gnomon.methods import METHODS
-from gnomon.runs.build import without_foreign_settings
-from gnomon.runs.build.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with, unknown_method
+from gnomon.runs.builders import without_foreign_settings
+from gnomon.runs.builders.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with, unknown_method
 from gnomon.runs.config import TrainConfig, as_text
 
 PUBLIC_ONLY = "public-only"

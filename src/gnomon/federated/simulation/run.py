@@ -25,7 +25,7 @@ from gnomon.federated.simulation.setup import Federation, build
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger, Total
 from gnomon.ledger.ledger import unknown_before
-from gnomon.runs.build import CLASSES_COUNTED, is_own
+from gnomon.runs.builders import CLASSES_COUNTED, is_own
 from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import RunFolder

@@ -26,7 +26,7 @@ from gnomon.ledger import Ledger
 from gnomon.ledger.session import LedgerSession
 from gnomon.losses import LOSSES
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.runs.build import build_model, records
+from gnomon.runs.builders import build_model, records
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.sampling.draws import shuffle
 from gnomon.training import Trainer

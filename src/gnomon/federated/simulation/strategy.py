@@ -16,7 +16,7 @@ from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.simulation.settings import local_config, refuse_unused
 from gnomon.federated.strategies.published import STRATEGIES, Strategy
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.runs.build import build_method
+from gnomon.runs.builders import build_method
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.validate import positive
 
