@@ -286,7 +286,7 @@ def damaged(path) -> list[str]:
         (path / "checkpoint.json", facts[: len(facts) // 2]),
         (path / "checkpoint.json", b""),
         (path / "checkpoint.json", b"[]"),
-        (path / "checkpoint.json", facts.replace(b'"format": 1', b'"format": 9')),
+        (path / "checkpoint.json", facts.replace(b'"format": 2', b'"format": 9')),
     ]:
         before = file.read_bytes()
         file.write_bytes(content)

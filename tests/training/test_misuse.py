@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
-from gnomon.errors import SettingError
+from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger, LedgerError
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
@@ -402,13 +403,13 @@ def test_a_shuffled_epoch_is_not_begun_anew_by_handing_over_the_records_in_anoth
     first = one.batches((x, y))
     one.step(*next(first))
     one.step(*next(one.batches((x.clone(), y))))  # the same order goes on
-    with pytest.raises(ValueError, match="2 steps into a shuffled epoch of 10"):
+    with pytest.raises(StateError, match="2 steps into a shuffled epoch of 10"):
         next(one.batches((x.flip(0), y.flip(0))))
     for _ in range(8):
         one.step(*next(first))
     second = one.batches((x.flip(0), y.flip(0)))  # an epoch may begin with any order
     one.step(*next(second))
-    with pytest.raises(ValueError, match="1 steps into"):
+    with pytest.raises(StateError, match="1 steps into"):
         next(first)
     assert one.account.steps == 11
 
@@ -417,7 +418,7 @@ def test_other_items_need_another_trainer_inside_a_shuffled_epoch():
     items = list(zip(*records(), strict=True))
     one = trainer(sampler=Shuffled(10), steps=20)
     one.step(*next(one.batches(Subset(items, range(40)))))
-    with pytest.raises(ValueError, match="make another Trainer"):
+    with pytest.raises(StateError, match="make another Trainer"):
         next(one.batches(Subset(items, range(39, -1, -1))))
 
 
@@ -459,6 +460,9 @@ def test_a_planned_run_keeps_its_price():
             setattr(one.account, name, value)
     with pytest.raises(AttributeError):
         one.account = Account(Poisson(0.1), 9.0)
+    for owner in (one, one.engine):
+        with pytest.raises(AttributeError):
+            owner.mechanism = dataclasses.replace(one.mechanism, noise_multiplier=9.0)
     with pytest.raises(SettingError, match="noise"):
         one.noise = SecureNoise()
     with pytest.raises(SettingError, match="cost the same"):

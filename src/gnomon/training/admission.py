@@ -12,12 +12,13 @@ from torch.utils import _pytree as pytree
 
 from gnomon.accounting import Sampling
 from gnomon.data import Loader
+from gnomon.errors import StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
 from gnomon.training.checks.independence import FEW, Coordinates, enough, few, refuse_dependence, refuse_padding
-from gnomon.training.checks.model import refuse_batch_norm, refuse_distributed, refuse_max_norm, refuse_overlap
+from gnomon.training.checks.model import check_model, refuse_overlap
 from gnomon.updates import Loss
 from gnomon.updates.forward import DoesNotFit
 from gnomon.updates.gradients import batch_size
@@ -113,9 +114,7 @@ class Admission:
 
     def admit(self, train: Any, method: Method, loss: Loss) -> Loader:
         """The records that training may draw."""
-        refuse_distributed(self.model)
-        refuse_batch_norm(self.model)
-        refuse_max_norm(self.model)
+        check_model(self.model)
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
@@ -152,7 +151,7 @@ class Admission:
         """Refuses what was put in the place of what was there when the records were admitted."""
         now = self._now(method, loss)
         if self._admitted is not None and (what := self._admitted.exchanged(now)):
-            raise RuntimeError(
+            raise StateError(
                 f"{what} was exchanged since the records were handed over, and nobody has checked the new one with "
                 "them: call batches(train) or fit(train) again"
             )

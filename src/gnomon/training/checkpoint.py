@@ -25,7 +25,7 @@ from gnomon.training.packing import pack, unpack, untied
 from gnomon.training.trainer import Trainer
 
 NAME = "checkpoint.json"
-FORMAT = 1
+FORMAT = 2
 RESUMED = "Resumed at step"
 
 
@@ -169,7 +169,7 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
     steps = trainer.ledger_session.resume(facts["run"], train)  # refuses other data before anything is taken over
     if steps > trainer.account.steps:
         trainer.account.charge(steps - trainer.account.steps)
-    trainer.draw_anew()
+    trainer.sampling.restart()
     try:
         trainer.check(train)
     except BaseException:
@@ -198,14 +198,7 @@ def _state(trainer: Trainer) -> dict[str, Any]:
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
     """What must be the same when a run goes on."""
-    account = trainer.account.to_dict()
-    del account["steps"]
-    return account | {
-        "steps": trainer.plan.last,
-        "delta": trainer.plan.delta,
-        "max_grad_norm": trainer.max_grad_norm,
-        "expected_batch_size": trainer.expected_batch_size,
-        "method": trainer.method.describe(),
+    return trainer.mechanism.to_dict() | {
         "optimizer": type(trainer.optimizer).__name__,
         "scheduler": None if trainer.scheduler is None else type(trainer.scheduler).__name__,
         "scheduler_every": trainer.scheduler_every,

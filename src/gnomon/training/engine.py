@@ -15,14 +15,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gnomon import validate
 from gnomon.clipping import ClipRule
+from gnomon.errors import StateError
 from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Ambient, Basis, StepContext
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.training.checks.independence import Coordinates, refuse_touched
+from gnomon.training.mechanism import Mechanism
 from gnomon.training.metrics import Metrics, StepMetrics
 from gnomon.training.observer import Observer, StepView
 from gnomon.training.placement import Placed, multiple, place
@@ -31,7 +32,7 @@ from gnomon.updates.exact import exact_products
 from gnomon.updates.snapshot import Snapshot, untouched
 from gnomon.updates.trees import take_rows
 
-Step = TypeVar("Step", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Release(NamedTuple):
@@ -42,9 +43,9 @@ class Release(NamedTuple):
         extra: values that were released beside the update by name, such as the mean loss.
         basis: the basis of the step, made of public records and released weights.
 
-    >>> from gnomon.methods import dp_sgd
-    >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
-    ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    >>> from gnomon.sampling import Poisson
+    >>> mechanism = Mechanism(Poisson(0.01), noise_multiplier=1.0, expected_batch_size=8, steps=100, delta=1e-5)
+    >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), mechanism)
     >>> sorted(step.release().coordinates), step.metrics["unprotected/batch"]
     (['bias', 'weight'], 0)
     """
@@ -65,7 +66,7 @@ class _OpenStep:
     batches: int = field(default=0)
 
 
-def _closed_on_error(function: Step) -> Step:
+def _closed_on_error(function: Function) -> Function:
     """Discard the open step if it fails: model and loss may hold what it read off records."""
 
     @functools.wraps(function)
@@ -76,7 +77,7 @@ def _closed_on_error(function: Step) -> Step:
             self.discard()
             raise
 
-    return cast(Step, guarded)
+    return cast(Function, guarded)
 
 
 class PrivateStep:
@@ -92,27 +93,21 @@ class PrivateStep:
 
     Args:
         model: the model; its trainable parameters are those of now.
-        loss: maps (outputs, targets) to one number a sample.
-        method: the composition of stages.
-        max_grad_norm: the clip bound C.
-        noise_multiplier: the standard deviation of the noise in units of C.
-        expected_batch_size: the declared divisor.
-        noise: source of noise and of random bases (default: secure).
+        loss: maps (outputs, targets) to one number per sample.
+        mechanism: the method, clip bound, noise, divisor and length. Sampling is the caller's business.
+        noise: the source of noise and of random bases (default: secure).
         charge: called before the noise of each step is drawn.
-        steps: the planned number of steps; bases may depend on it.
-        steps_per_epoch: the number of steps in an epoch; bases may be renewed by epoch.
-        last_step: the step in which all state of model and loss is compared by content (default: `steps`).
         max_physical_batch_size: batches are padded up to this size at most.
         untrusted_weights: the weights come from somebody who sees whether a step succeeds. A record on which the model
-            fails then adds nothing, and state that a forward pass changed is put back without an error.
-        observers: called once a step with a view of its first physical batch.
+            fails then adds nothing, and state that a forward pass changed is restored without an error.
+        observers: called once per step with a view of its first physical batch.
         door: factory of the release mechanism.
 
     >>> import torch
-    >>> from gnomon.methods import dp_sgd
+    >>> from gnomon.sampling import Poisson
     >>> model = nn.Linear(2, 2)
-    >>> step = PrivateStep(model, nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
-    ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    >>> mechanism = Mechanism(Poisson(0.01), noise_multiplier=1.0, expected_batch_size=8, steps=100, delta=1e-5)
+    >>> step = PrivateStep(model, nn.CrossEntropyLoss(reduction="none"), mechanism)
     >>> step.accumulate(torch.randn(8, 2), torch.randint(0, 2, (8,)))
     >>> release = step.release()
     >>> step.apply(release, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -124,29 +119,18 @@ class PrivateStep:
         self,
         model: nn.Module,
         loss: Loss,
-        method: Method,
+        mechanism: Mechanism,
         *,
-        max_grad_norm: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         noise: NoiseSource | None = None,
         charge: Callable[[], None] = lambda: None,
-        steps: int = 1,
-        steps_per_epoch: int = 1,
-        last_step: int | None = None,
         max_physical_batch_size: int | None = None,
         untrusted_weights: bool = False,
         observers: Sequence[Observer] = (),
         door: Callable[..., Door] | None = None,
     ) -> None:
-        self.model, self.loss, self.method = model, per_sample(loss), method
-        self.max_grad_norm = max_grad_norm
-        self.noise_multiplier = noise_multiplier
-        self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
+        self.model, self.loss, self._mechanism = model, per_sample(loss), mechanism
         self.noise = noise or SecureNoise()
         self.charge = charge
-        self.steps, self.steps_per_epoch = steps, steps_per_epoch
-        self.last_step = steps if last_step is None else last_step
         self.max_physical_batch_size = max_physical_batch_size
         self.untrusted_weights = untrusted_weights
         self.observers = tuple(observers)
@@ -160,7 +144,7 @@ class PrivateStep:
         self._basis: tuple[Hashable, Basis] | None = None
         self._checked_rule: ClipRule | None = None
         self._snapshot: tuple[Loss, Snapshot] | None = None
-        self._multiple, self._order = multiple(self.expected_batch_size), ordering(self.noise)
+        self._multiple, self._order = multiple(mechanism.expected_batch_size), ordering(self.noise)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -171,7 +155,7 @@ class PrivateStep:
 
         Raises:
             NotPrivate: the clip rule looks at other samples.
-            RuntimeError: parameters were frozen, thawed or replaced since the engine was made.
+            StateError: parameters were frozen, thawed or replaced since the engine was made.
         """
         step = self._begun()
         for updates, counts in self._updates(inputs, targets):
@@ -227,27 +211,39 @@ class PrivateStep:
         number it is the step after the last one that is planned.
         """
         own = SecureNoise()  # a new basis may need public randomness, and must not take it from the run's
-        context = dataclasses.replace(self.context(), step=self.steps if step is None else step, randomness=own)
+        number = self.mechanism.steps if step is None else step
+        context = dataclasses.replace(self.context(), step=number, randomness=own)
         with untouched(self.model):
             basis = self.method.subspace.basis(context)
             updates = self.method.update(self.model, self.loss, inputs, targets)
-        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip, self.max_grad_norm)
+        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip, self.mechanism.max_grad_norm)
         return self._view(context, basis, updates, admitted)
 
     # -- what surrounds it -----------------------------------------------------------------------
 
     def context(self) -> StepContext:
         """Return where training stands: released weights and public numbers, nothing private."""
-        return StepContext(self.model, self.loss, self.taken, self.steps_per_epoch, self.steps, self.noise)
+        mechanism = self.mechanism
+        return StepContext(self.model, self.loss, self.taken, mechanism.steps_per_epoch, mechanism.steps, self.noise)
 
     @property
     def basis(self) -> Basis | None:
         """The basis of the last step that was begun."""
         return None if self._basis is None else self._basis[1]
 
-    def exchange(self, method: Method) -> None:
-        """Use another method from the next step on. The caller has checked that it costs the same."""
-        self.method, self._basis = method, None
+    @property
+    def mechanism(self) -> Mechanism:
+        """The method, clip bound, noise, divisor and length of the steps. `exchange` replaces it."""
+        return self._mechanism
+
+    @property
+    def method(self) -> Method:
+        """The composition of stages."""
+        return self.mechanism.method
+
+    def exchange(self, mechanism: Mechanism) -> None:
+        """Use another mechanism from the next step on, such as that of `Mechanism.with_method`."""
+        self._mechanism, self._basis = mechanism, None
 
     def trial_coordinates(self, method: Method) -> Coordinates | None:
         """Return how a method looks at updates before it clips them, for a check; None if as they are."""
@@ -278,22 +274,22 @@ class PrivateStep:
             return self._open
         now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if now != {name: id(p) for name, p in self.parameters.items()}:
-            raise RuntimeError(
+            raise StateError(
                 "parameters were frozen, thawed or replaced since this Trainer or PrivateStep was made, and it would "
                 "not follow: make another"
             )
         basis, route = self._basis_now(), self.method.route
         door = (self._door or Door)(
             route.release_shape(basis, {name: p.detach() for name, p in self.parameters.items()}),
-            max_grad_norm=min(self.max_grad_norm, sys.float_info.max),
-            noise_multiplier=self.noise_multiplier,
-            expected_batch_size=self.expected_batch_size,
+            max_grad_norm=min(self.mechanism.max_grad_norm, sys.float_info.max),
+            noise_multiplier=self.mechanism.noise_multiplier,
+            expected_batch_size=self.mechanism.expected_batch_size,
             noise=self.noise,
             charge=self.charge,
             see=route.sketch(basis),
         )
         self._check_rule(door)
-        metrics = StepMetrics(self.max_grad_norm, self.method.unit)
+        metrics = StepMetrics(self.mechanism.max_grad_norm, self.method.unit)
         self._open = _OpenStep(basis, door, self._noted(), metrics)
         return self._open
 
@@ -316,7 +312,7 @@ class PrivateStep:
         """Model and loss as they are before a step's records are seen."""
         if self._snapshot is None or self._snapshot[0] is not self.loss:
             self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
-        self._snapshot[1].note(contents=True if self.taken + 1 >= self.last_step else None)
+        self._snapshot[1].note(contents=True if self.taken + 1 >= self.mechanism.last_step else None)
         return self._snapshot[1]
 
     def _as_clipped(self, basis: Basis, updates: Updates, noise: NoiseSource) -> Updates:
@@ -352,7 +348,4 @@ class PrivateStep:
             yield updates, placed.counts[row : row + 1]
 
     def _view(self, context: StepContext, basis: Basis, updates: Updates, admitted: Admitted) -> StepView:
-        return StepView(
-            context, self.method, basis, updates, admitted,
-            self.max_grad_norm, self.noise_multiplier, self.expected_batch_size,
-        )  # fmt: skip
+        return StepView(context, self.mechanism, basis, updates, admitted)

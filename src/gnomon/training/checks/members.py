@@ -27,6 +27,30 @@ SHARE = 0.1
 """The share of the validation records from which on they count as training records."""
 
 
+class MembershipCheck:
+    """Whether scores on validation records are scores of training records, now and at any time in a run.
+
+    >>> check, records = MembershipCheck(), (torch.randn(9, 2), torch.zeros(9))
+    >>> check.compare(records, records)
+    >>> check.current, check.ever
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self.train: Any = None
+        """The training records, once there are any."""
+        self.current = False
+        """Whether the validation records that were compared last are training records, wholly or in part."""
+        self.ever = False
+
+    def compare(self, validation: Any, train: Any = None) -> None:
+        """Compare validation records with training records (default: those of the run, if there are any)."""
+        train = self.train if train is None else train
+        if train is not None:
+            self.current = of_members(validation, train)
+            self.ever |= self.current
+
+
 def of_members(validation: Any, train: Any) -> bool:
     """Return whether validation records are training records, wholly or to a considerable part.
 

@@ -10,15 +10,31 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gnomon.data import Loader
 from gnomon.data.split import refuse_shared
-from gnomon.errors import SettingError
+from gnomon.errors import GnomonError, SettingError
 
 
-class NotPrivate(ValueError):
+class NotPrivate(GnomonError, ValueError):
     """The model or its data flow lets one person reach another one's update.
 
     >>> issubclass(NotPrivate, ValueError)
     True
     """
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model for which no clip bound could hold, or that no step could compute.
+
+    Raises:
+        NotPrivate: a module mixes samples, changes weights in a forward pass, or is spread over processes.
+        SettingError: the model is on a device without float64.
+
+    >>> check_model(nn.Linear(2, 2))
+    """
+    for parameter in model.parameters():
+        refuse_device(parameter.device)
+    refuse_distributed(model)
+    refuse_batch_norm(model)
+    refuse_max_norm(model)
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
