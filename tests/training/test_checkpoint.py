@@ -239,7 +239,7 @@ def test_another_ledger_is_refused(stopped):
         (stopped / rest).unlink(missing_ok=True)
     t = trainer(stopped)
     take(t, 1)  # a ledger of another run
-    refused(stopped, "does not fit")
+    refused(stopped, "does not match")
 
 
 def test_an_edited_ledger_is_refused(stopped):

@@ -50,8 +50,8 @@ X, Y = records()
     [
         ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32: give inputs.float\(\)"),
         ((X.double().numpy(), Y.numpy()), r"float64.*give inputs.float\(\)"),
-        ((X, Y.int()), r"the targets of train, which have type int32.*give targets.long\(\)"),
-        ((X, Y.float()), r"the targets of train, which have type float32.*give targets.long\(\)"),
+        ((X, Y.int()), r"the targets of train, which have type int32.*pass targets.long\(\)"),
+        ((X, Y.float()), r"the targets of train, which have type float32.*pass targets.long\(\)"),
         (DataLoader(TensorDataset(X, Y), batch_size=4), "give loader.dataset"),
     ],
 )
@@ -312,7 +312,7 @@ def test_what_is_exchanged_inside_a_loop_is_refused_until_it_was_checked():
     one.step(*next(batches))
     usual = one.loss, one.method, one.model[1]
     one.loss = lambda outputs, targets: LOSS(outputs - outputs.mean(0), targets)
-    with pytest.raises(RuntimeError, match="the loss was exchanged"):
+    with pytest.raises(RuntimeError, match="the loss was replaced"):
         one.step(*next(batches))
     with pytest.raises(NotPrivate):
         one.batches(records()).__next__()
@@ -340,7 +340,7 @@ def test_freezing_and_thawing_between_steps_is_refused():
     batches = one.batches(records())
     one.step(*next(batches))
     one.model[0].requires_grad_(False)
-    with pytest.raises(RuntimeError, match="frozen, thawed"):
+    with pytest.raises(RuntimeError, match="frozen, unfrozen"):
         one.step(*next(batches))
 
 

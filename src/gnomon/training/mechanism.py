@@ -210,9 +210,7 @@ class Mechanism:
             SettingError: the other method's steps cost something else, so steps already taken would change their price.
         """
         if method.expansion != self.method.expansion or method.private != self.method.private:
-            allowed = (
-                "a method whose steps cost the same as those that were planned, or another Trainer"
-            )
+            allowed = "a method whose steps cost the same as those that were planned, or another Trainer"
             raise SettingError("method", method.name, allowed)
         return replace(self, method=method)
 

@@ -366,17 +366,17 @@ class Trainer:
         self._charge_unreleased()
         bar = Bar(self.method.name, total=mechanism.last_step, done=account.steps, visible=self.progress)
         with StopRequest() as stop, bar:
-            while account.steps < mechanism.last_step and not stop.asked:
+            while account.steps < mechanism.last_step and not stop.requested:
                 steps.append(self._step(self.sampling.read(loader, next(draws))))
                 bar.update()
                 ends = self._epoch_ends
-                last = stop.asked or account.steps == mechanism.last_step
+                last = stop.requested or account.steps == mechanism.last_step
                 if ends or last:
                     due = last or account.steps // mechanism.steps_per_epoch % evaluate_every == 0
                     metrics = self._epoch_metrics(steps, validation if due else None, started, last)
                     history.append(metrics)
                     steps.clear()
-                    bar.tell(metrics)
+                    bar.show(metrics)
                     if on_epoch is not None:
                         on_epoch(metrics)
                 if ends:
@@ -384,7 +384,7 @@ class Trainer:
                 if on_step is not None:
                     on_step(account.steps)
         self.ledger_session.stop()
-        stopped = "interrupted" if stop.asked else "finished"
+        stopped = "interrupted" if stop.requested else "finished"
         if stopped == "finished" and account.steps < mechanism.steps:
             stopped = "budget"
         return TrainingResult(account.steps, self.epsilon(), stopped, history)

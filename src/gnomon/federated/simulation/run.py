@@ -156,7 +156,7 @@ def go(
                     entries.remember(folder)
                 bar.update()
                 bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=digits(record["epsilon"]))
-                if stop.asked:
+                if stop.requested:
                     stopped = "interrupted"
                     break
         except RoundFailed as error:  # what was reached before is kept, without what a failed round moved
