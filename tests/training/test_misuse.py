@@ -320,7 +320,7 @@ def test_what_is_exchanged_inside_a_loop_is_refused_until_it_was_checked():
     with pytest.raises(RuntimeError, match="public records of method 'pcdp"):
         one.step(*next(batches))
     one.method, one.model[1] = usual[1], nn.Tanh()
-    with pytest.raises(RuntimeError, match="a module of the model was exchanged"):
+    with pytest.raises(RuntimeError, match="a module of the model was replaced"):
         one.step(*next(batches))
     one.step(*next(one.batches(records())))
     assert one.account.steps == 2
