@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.accounting import Epsilon, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.accounting.bounds import bound
-from gnomon.accounting.composition import GaussianComposition
+from gnomon.accounting.gaussian import GaussianComposition
 from gnomon.errors import SettingError
 
 RUN = {"noise_multiplier": 2.0, "steps": 100, "delta": 1e-5}

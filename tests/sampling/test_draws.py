@@ -86,7 +86,7 @@ def test_an_empty_batch_keeps_its_shape():
 def test_fewer_records_than_declared_need_a_largest_batch_above_the_declared_mean():
     check_size(TruncatedPoisson(0.01, 256, 10_000), 5_000)
     check_size(TruncatedPoisson(0.01, 256, 100_000), 100_000)
-    with pytest.raises(SettingError, match=r"max_batch_size = 256.*at least 1000.*declare the 5000 there are"):
+    with pytest.raises(SettingError, match=r"max_batch_size = 256.*at least 1000.*or dataset_size = 5000"):
         check_size(TruncatedPoisson(0.01, 256, 100_000), 5_000)
 
 
