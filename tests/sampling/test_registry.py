@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
+import dp_accounting
 import pytest
+import torch
+from torch import Tensor
 
 from gnomon.accounting import Account, epsilon
 from gnomon.errors import SettingError
+from gnomon.randomness import NoiseSource
 from gnomon.sampling import (
     FLAGS,
     SCHEMES,
     FixedSize,
     FullBatch,
     Poisson,
+    Sampling,
     Shuffled,
     TruncatedPoisson,
     scheme_from_dict,
     scheme_from_name,
     scheme_to_dict,
 )
+from gnomon.statement import Statement, contradictions
 
 EXAMPLES = [Poisson(0.025), Poisson(1.0), TruncatedPoisson(0.05, 90, 1000), FullBatch(), Shuffled(7), FixedSize(40)]
 
@@ -66,6 +74,51 @@ def test_a_subclass_is_not_written_under_the_kind_of_its_parent():
         scheme_to_dict(Biased(0.1))
     with pytest.raises(SettingError, match="Biased"):
         Account(Biased(0.1), 1.0).to_dict()
+
+
+@dataclass(frozen=True)
+class Repeated(Sampling):
+    """The same batch in every step: a scheme that only this file knows."""
+
+    kind: ClassVar[str] = "repeated"
+    flag: ClassVar[str] = "repeated"
+    name_pattern: ClassVar[str] = r"the first (?P<batch_size>\d+) records, no amplification"
+
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        return f"the first {self.batch_size} records, no amplification"
+
+    @property
+    def amplified(self) -> bool:
+        return False
+
+    @classmethod
+    def for_batches(cls, batch_size: int, dataset_size: int) -> tuple[Self, float]:
+        return cls(batch_size), batch_size
+
+    def draw(self, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
+        while True:
+            yield torch.arange(min(records, self.batch_size))
+
+    def event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        return FullBatch().event(noise_multiplier, steps)
+
+
+def test_a_new_scheme_is_one_class_and_one_registration(monkeypatch):
+    monkeypatch.setitem(SCHEMES, Repeated.kind, Repeated)
+    account = Account(Repeated(3), 2.0)
+    account.charge(10)
+    assert Account.from_dict(account.to_dict()).sampler == account.sampler == scheme_from_name(account.sampler.name)
+    for accountant in ("pld", "rdp", "rdp-classic", "gdp"):
+        run = {"noise_multiplier": 2.0, "steps": 10, "delta": 1e-5, "accountant": accountant}
+        assert epsilon(**run, sampler=Repeated(3)) == epsilon(**run, sampler=FullBatch())
+    statement = Statement.of(
+        account.epsilon(1e-5), method="own", max_grad_norm=1.0, expected_batch_size=3, private_noise=True
+    ).to_dict()
+    assert contradictions(statement) == []
+    assert len(contradictions(statement | {"epsilon": 0.1})) == 1
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic", "gdp"])
