@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
+def write_atomic(path: Path, content: bytes, *, shared: bool = False) -> None:
     """Write a file atomically and durably: a failure or a kill leaves the previous file intact.
 
     Args:
@@ -20,7 +20,7 @@ def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "note.txt", b"hello")
+    ...     write_atomic(Path(folder) / "note.txt", b"hello")
     ...     (Path(folder) / "note.txt").read_text()
     'hello'
     """

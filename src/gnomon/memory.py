@@ -40,10 +40,10 @@ def available_memory() -> int | None:
         return None
 
 
-def size_words(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes with a binary unit, for messages.
 
-    >>> size_words(512), size_words(3 * 2**20), size_words(160e12)
+    >>> format_bytes(512), format_bytes(3 * 2**20), format_bytes(160e12)
     ('512 bytes', '3 MiB', '146 TiB')
     """
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")

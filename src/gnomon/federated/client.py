@@ -66,7 +66,7 @@ class Client:
         if abs(strategy.bound(self.bound) / trainer.max_grad_norm - 1) > 1e-9:
             allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
             raise SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
-        if not trainer.plan.sampler.pauses:
+        if not trainer.plan.sampler.interruptible:
             raise SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
         self.max_weight = max_weight
         self.persistent = persistent or PersistentState()

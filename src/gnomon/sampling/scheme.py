@@ -53,7 +53,7 @@ class Sampling(ABC):
     """The name of the scheme on the command line and in configuration files."""
     name_pattern: ClassVar[str]
     """A regular expression for `name`, with one named group for each field of the scheme that the name shows."""
-    pauses: ClassVar[bool] = True
+    interruptible: ClassVar[bool] = True
     """Whether a run may stop between any two steps. Otherwise the remaining steps of an epoch count as taken."""
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add-remove", "zero-out", "replace-one")
     """The adjacencies under which the accounting of the scheme holds."""

@@ -34,7 +34,7 @@ class Shuffled(Sampling):
     kind: ClassVar[str] = "shuffled"
     flag: ClassVar[str] = "shuffled"
     name_pattern: ClassVar[str] = r"shuffled, (?P<steps_per_epoch>\d+) steps an epoch, no amplification"
-    pauses: ClassVar[bool] = False
+    interruptible: ClassVar[bool] = False
 
     steps_per_epoch: int
 

@@ -87,9 +87,9 @@ def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the model and the configuration in a run folder, by file name; missing files are left out.
 
     >>> import tempfile
-    >>> from gnomon.files import write_whole
+    >>> from gnomon.files import write_atomic
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "config.yaml", b"data: digits")
+    ...     write_atomic(Path(folder) / "config.yaml", b"data: digits")
     ...     {name: sha256[:8] for name, sha256 in file_hashes(Path(folder)).items()}
     {'config.yaml': '53cd71a4'}
     """

@@ -26,7 +26,7 @@ class Draws(Iterator[Tensor]):
     def __init__(self, sampler: Sampling, size: int, randomness: NoiseSource, begun: int) -> None:
         self.size, self.begun, self.taken = size, begun, 0
         self._positions = positions(sampler, size, randomness)
-        self._epoch = 1 if sampler.pauses else steps_per_epoch(sampler)
+        self._epoch = 1 if sampler.interruptible else steps_per_epoch(sampler)
         self._order: object = None
 
     def __next__(self) -> Tensor:

@@ -459,7 +459,7 @@ class Trainer:
                 f"train holds {size} records, an earlier call had {self._sequence.size}: "
                 "one Trainer accounts for one data set; make another for other data"
             )
-        order = None if self.plan.sampler.pauses else loader.order()
+        order = None if self.plan.sampler.interruptible else loader.order()
         self._sequence.check(order)
         return self._sequence.over(order)
 
@@ -469,7 +469,7 @@ class Trainer:
         The epoch after them begins as many steps earlier, with records that were used in this one. They cannot be used
         later.
         """
-        if not self.plan.sampler.pauses and self._sequence is not None:
+        if not self.plan.sampler.interruptible and self._sequence is not None:
             for _ in range(self._sequence.taken + self._sequence.begun - self.account.steps):
                 self._charge()
             self._drawn = 0
