@@ -480,5 +480,5 @@ def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, t
 
 
 def test_more_canaries_than_declared_records_are_refused_at_once():
-    with pytest.raises(SettingError, match=r"whole_run = 100.*fewer.*20 records are declared"):
+    with pytest.raises(SettingError, match=r"whole_run = 100.*dataset_size = 20 is invalid"):
         tossed(TruncatedPoisson(0.1, 10, 20), 100)

@@ -66,7 +66,7 @@ class Client:
         if abs(strategy.bound(self.bound) / trainer.mechanism.max_grad_norm - 1) > 1e-9:
             allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
             raise SettingError("trainer.mechanism.max_grad_norm", trainer.mechanism.max_grad_norm, allowed)
-        if not trainer.mechanism.sampler.pauses:
+        if not trainer.mechanism.sampler.interruptible:
             raise SettingError("sampler", trainer.mechanism.sampler.name, "Poisson: a round may end amid an epoch")
         self.max_weight = max_weight
         self.persistent = persistent or PersistentState()

@@ -22,7 +22,7 @@ from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.tensorboard import EventFiles
-from gnomon.statement.sealed import fingerprints
+from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
@@ -131,7 +131,7 @@ def complete(
         tell(result.history[-1])
     result.history[:0] = history
     folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
-    statement = dataclasses.replace(trainer.statement(), files=fingerprints(folder.path))
+    statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     if result.history:

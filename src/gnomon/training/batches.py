@@ -58,7 +58,7 @@ class Batches:
         self.sampler, self.max_physical_batch_size = sampler, max_physical_batch_size
         self.pending = 0
         """The number of batches that were handed out and not yet returned to a step."""
-        self._epoch = 1 if sampler.pauses else steps_per_epoch(sampler)
+        self._epoch = 1 if sampler.interruptible else steps_per_epoch(sampler)
         self._sequence: _Sequence | None = None
 
     def positions(self, loader: Loader, randomness: NoiseSource, step: int) -> Iterator[Tensor]:
@@ -80,7 +80,7 @@ class Batches:
                 f"train holds {size} records, but an earlier call had {self._sequence.size}: one Trainer accounts for "
                 "one data set; make another Trainer for other data"
             )
-        order = None if self.sampler.pauses else loader.order()
+        order = None if self.sampler.interruptible else loader.order()
         self._check_order(self._sequence, order)
         return self._draw(self._sequence, order)
 
@@ -107,7 +107,7 @@ class Batches:
         Their records were used up in this epoch, so the batches have to be charged: the epoch after them begins as many
         steps earlier.
         """
-        if self.sampler.pauses or self._sequence is None:
+        if self.sampler.interruptible or self._sequence is None:
             return 0
         return self._sequence.first_step + self._sequence.drawn - step
 

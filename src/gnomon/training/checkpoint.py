@@ -20,7 +20,7 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from gnomon.errors import GnomonError
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.ledger import Head, LedgerError
 from gnomon.training.packing import pack, unpack, untied
 from gnomon.training.trainer import Trainer
@@ -103,8 +103,8 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
         "resumed": [note for note in trainer.notes if note.startswith(RESUMED)],
         "notes": notes,
     }
-    write_whole(folder / facts["tensors"], content)
-    write_whole(folder / NAME, json.dumps(facts, indent=1).encode())
+    write_atomic(folder / facts["tensors"], content)
+    write_atomic(folder / NAME, json.dumps(facts, indent=1).encode())
     remove_checkpoint(folder, but=facts["tensors"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon import validate
 from gnomon.accounting import Account, Epsilon, noise_multiplier
-from gnomon.accounting.epsilon import Accountant, chosen_accountant, chosen_sampler
+from gnomon.accounting.epsilon import Accountant, parse_accountant, resolve_sampler
 from gnomon.errors import SettingError
 from gnomon.ledger.state import RECORD
 from gnomon.methods import METHODS, Method, dp_sgd
@@ -64,7 +64,7 @@ class Mechanism:
             "expected_batch_size": validate.positive("expected_batch_size", self.expected_batch_size),
             "steps": validate.whole("steps", self.steps),
             "delta": validate.probability("delta", self.delta),
-            "accountant": chosen_accountant(self.accountant),
+            "accountant": parse_accountant(self.accountant),
             "max_grad_norm": math.inf,
         }
         if self.method.private:
@@ -153,7 +153,7 @@ class Mechanism:
         divisor = validate.positive("expected_batch_size", expected_batch_size)
         delta = validate.probability("target_delta", target_delta)
         target = None if target_epsilon is None else validate.positive("target_epsilon", target_epsilon)
-        scheme = chosen_sampler(sample_rate, sampler)
+        scheme = resolve_sampler(sample_rate, sampler)
         common: dict[str, Any] = settings | {
             "sampler": scheme,
             "steps": _chosen_steps(epochs, steps, scheme),

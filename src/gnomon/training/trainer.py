@@ -437,7 +437,7 @@ class Trainer:
         """Charge shuffled batches that were drawn and never released: their records are used up."""
         for _ in range(self.sampling.unreleased(self.account.steps)):
             self._charge()
-        if not self.mechanism.sampler.pauses:
+        if not self.mechanism.sampler.interruptible:
             self.sampling.pending = 0
 
     def _draws(self, loader: Loader) -> Iterator[Tensor]:
