@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import optimize
 
-from gnomon.constraints import Box, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, balls, parse
-from gnomon.constraints.balls import threshold
+from gnomon.constraints import Box, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, parse, sets
+from gnomon.constraints.sets import threshold
 from gnomon.errors import SettingError
 
 SIZE = 12
@@ -138,8 +138,8 @@ def test_sorting_and_dropping_find_the_same_threshold(monkeypatch):
     for size in (1, 7, 300):
         values = torch.randn(size, generator=draw, dtype=torch.float64).abs()
         for total in (0.1, 3.0, 1000.0):
-            sorted_out = balls.threshold(values, total)
+            sorted_out = sets.threshold(values, total)
             with monkeypatch.context() as patch:
-                patch.setattr(balls, "SHORT", 0)
-                assert balls.threshold(values, total) == pytest.approx(sorted_out, abs=1e-12)
+                patch.setattr(sets, "SHORT", 0)
+                assert sets.threshold(values, total) == pytest.approx(sorted_out, abs=1e-12)
             assert float((values - sorted_out).clamp_min(0).sum()) == pytest.approx(total)
