@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -18,9 +19,19 @@ from gnomon.clipping import Flat
 from gnomon.constraints import L1Ball, L2Ball, NuclearBall
 from gnomon.errors import SettingError
 from gnomon.losses import LOSSES, hinge, huber, logistic
-from gnomon.methods import ClipThenSketch, Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
-from gnomon.methods.forms import FORMS, LINEAR_SKETCH, PUBLISHED_WHOLE_BATCH_NORMALISER
-from gnomon.methods.steps import ConstrainedDescent
+from gnomon.methods import (
+    FORMS,
+    LINEAR_SKETCH,
+    PUBLISHED_WHOLE_BATCH_NORMALISER,
+    ClipThenSketch,
+    ConstrainedDescent,
+    Method,
+    comp_gd,
+    comp_minibatch,
+    comp_sgd,
+    dp_comp_gd,
+    dp_comp_minibatch,
+)
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import GaussianSketch, Growing, RandomMask
 from gnomon.subspaces.basis import COORDINATES
@@ -57,8 +68,7 @@ def released(form, rows, sum_of, bound=1.0, directions=20, seed=0, clip=None):
     """What a form makes of some gradients, without noise."""
     basis = SketchBasis({"weight": sum_of}, directions, seed, form.normalised)
     updates = Updates({"weight": Dense(rows)}, rows.new_zeros(len(rows)))
-    see = form.route.sketch(basis)
-    door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), see=see)
+    door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), sketch=form.route.sketch(basis))
     door.admit(form.route.coordinates(basis, updates), clip or Flat())
     return door.release()[COORDINATES]
 
@@ -233,6 +243,34 @@ def test_the_growing_sketch_runs():
     trainer = trainer_of(dp_comp_gd("l1:1", Growing(L1Ball(1.0))), zero_model(), steps=3)
     trainer.fit((x, y))
     assert trainer.engine.basis.rank == 20  # all of them
+
+
+@pytest.mark.parametrize(
+    ("make", "sampler", "batch"),
+    [(comp_sgd, FixedSize(1, 200), 1), (comp_minibatch, FixedSize(20, 200), 20), (comp_gd, FullBatch(), 200)],
+)
+def test_methods_without_privacy_take_the_published_schedule(make, sampler, batch):
+    x, y = problem(40)
+    trainer = trainer_of(make("l1:0.5", Growing(L1Ball(0.5))), zero_model(40), steps=3, sampler=sampler, n=batch)
+    ranks = []
+    trainer.fit((x, y), on_step=lambda step: ranks.append(trainer.engine.basis.rank))
+    assert ranks == [Growing(L1Ball(0.5)).at(step, 40) for step in range(3)]
+    assert ranks[0] < ranks[-1]
+    assert trainer.epsilon() == math.inf
+
+
+def test_no_private_method_sketches_a_sum_in_a_number_of_directions_that_changes():
+    schedule = Growing(L1Ball(1.0))
+    for form in FORMS.values():
+        for make in (dp_comp_gd, dp_comp_minibatch):
+            if form.route.clips_coordinates:
+                assert make("l1:1", schedule, form).expansion is None
+            else:
+                with pytest.raises(SettingError, match="a constant number of directions"):
+                    make("l1:1", schedule, form)
+    public = comp_gd("l1:1", schedule)
+    with pytest.raises(SettingError, match="a constant number of directions"):
+        dataclasses.replace(public, private=True)
 
 
 def test_the_nuclear_ball_keeps_a_matrix_of_low_rank():

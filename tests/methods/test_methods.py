@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import gnomon
-from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
+from gnomon.clipping import PSAC, Automatic, EmbeddingAndResidual, Flat, Normalised, PerLayer
 from gnomon.errors import SettingError
 from gnomon.methods import ClipThenProject, Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import SeededNoise
@@ -300,12 +300,19 @@ def test_own_subspaces_with_public_records_are_checked_for_overlap():
         trained(model, method, private)
 
 
-def test_an_embedding_needs_its_own_clip_rule():
+def test_an_embedding_supplies_its_own_clip_rule_and_must_be_clipped_in_its_coordinates():
     _, _, public = setting("mlp")
     space = gep(public, 2).subspace
-    for settings in ({}, {"route": ClipThenProject()}, {"clip": Automatic()}):
-        with pytest.raises(SettingError, match="clip"):
-            Method("own", subspace=space, **settings)
+    for rule in (Flat(), Automatic()):
+        assert Method("own", subspace=space, clip=rule).clip_rule == EmbeddingAndResidual(space.residual, rule)
+    with pytest.raises(SettingError, match="route = 'after clipping' is invalid; expected ProjectThenClip"):
+        Method("own", subspace=space, route=ClipThenProject())
+
+
+def test_stages_that_are_no_stages_are_refused_by_name():
+    for settings in ({"subspace": "ambient"}, {"clip": "flat"}, {"route": "before"}):
+        with pytest.raises(SettingError, match=f"^{next(iter(settings))} = "):
+            Method("own", **settings)
 
 
 def test_per_layer_clipping_bounds_each_tensor_of_a_per_tensor_subspace():
@@ -319,7 +326,7 @@ def test_per_layer_clipping_bounds_each_tensor_of_a_per_tensor_subspace():
 
 def test_public_records_without_any_finite_gradient_are_refused():
     model, private, (x, y) = setting("mlp")
-    with pytest.raises(ValueError, match="no public record has a finite gradient"):
+    with pytest.raises(ValueError, match="public has no record with a finite gradient"):
         trained(model, pcdp((x * math.nan, y), 2), private)
 
 

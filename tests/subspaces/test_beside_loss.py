@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import gnomon
-from gnomon.clipping import Flat, UpdateAndLoss
+from gnomon.clipping import Automatic, EmbeddingAndResidual, Flat, UpdateAndLoss
 from gnomon.errors import SettingError
-from gnomon.methods import Method, pdp
+from gnomon.methods import ClipThenProject, Method, gep, pdp
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import Ambient, BesideLoss, Held, PublicEigenspace, StepContext
 from gnomon.updates import gradients
@@ -20,7 +20,7 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 def method(space: BesideLoss) -> Method:
-    return Method("with loss", subspace=space, clip=UpdateAndLoss(space.ratio))
+    return Method("with loss", subspace=space)
 
 
 def trainer(space: BesideLoss, bound: float = 0.3, **settings) -> gnomon.Trainer:
@@ -95,11 +95,22 @@ def test_it_goes_with_a_public_subspace_and_is_charged_once_a_step():
     assert len(set(seen)) == 2
 
 
-def test_a_method_without_the_matching_rule_is_refused():
-    with pytest.raises(SettingError, match="UpdateAndLoss"):
-        Method("wrong", subspace=BesideLoss(Ambient(), 1.0))
-    with pytest.raises(SettingError, match="UpdateAndLoss"):
-        dataclasses.replace(pdp(data()), subspace=BesideLoss(Ambient(), 1.0), clip=UpdateAndLoss())
+def test_the_subspace_supplies_the_matching_rule_and_must_be_clipped_in_its_coordinates():
+    assert Method("own", subspace=BesideLoss(Ambient(), 1.0, ratio=3.0)).clip_rule == UpdateAndLoss(3.0, Flat())
+    inner = gep(data(), 2, residual=0.2)
+    both = dataclasses.replace(inner, subspace=BesideLoss(inner.subspace, 1.0), clip=Automatic())
+    assert both.clip_rule == UpdateAndLoss(2.5, EmbeddingAndResidual(0.2, Automatic()))
+    with pytest.raises(SettingError, match="route = 'after clipping' is invalid; expected ProjectThenClip"):
+        dataclasses.replace(pdp(data()), subspace=BesideLoss(Ambient(), 1.0))
+
+
+def test_a_held_basis_is_clipped_by_the_rule_of_the_subspace_that_made_it():
+    method = gep(data(), 2)
+    held = Held(method.subspace.basis(StepContext(nn.Linear(4, 3), LOSS, 0, 1, 1, SeededNoise(0))), method.subspace, "")
+    assert dataclasses.replace(method, subspace=held).clip_rule == method.clip_rule
+    assert held.public is method.public
+    with pytest.raises(SettingError, match="route"):
+        dataclasses.replace(method, subspace=held, route=ClipThenProject())
 
 
 def test_a_trainer_notices_that_another_basis_is_held():
@@ -108,5 +119,6 @@ def test_a_trainer_notices_that_another_basis_is_held():
     for number in range(4):
         public = (torch.randn(2, 4) + number, torch.randint(0, 3, (2,)))
         context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
-        one.method = Method("held", subspace=Held(PublicEigenspace(public, 1).basis(context), "round"))
+        space = PublicEigenspace(public, 1)
+        one.method = Method("held", subspace=Held(space.basis(context), space, "round"))
         assert one.engine._basis_now() is one.method.subspace.held

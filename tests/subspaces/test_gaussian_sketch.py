@@ -44,12 +44,12 @@ def test_a_large_sketch_is_drawn_again_and_is_the_same(monkeypatch):
     updates = gradients(model, LOSS, *private)
     kept = basis_of(model)
     expected = kept.coordinates(updates).dense()
-    monkeypatch.setattr(module, "KEPT_NUMBERS", 0)
+    monkeypatch.setattr(module, "STORED_NUMBERS", 0)
     redrawn = basis_of(model)
     for _ in range(2):
         torch.testing.assert_close(redrawn.coordinates(updates).dense(), expected)
-    assert redrawn._kept is None
-    assert kept._kept is not None
+    assert redrawn._stored is None
+    assert kept._stored is not None
 
 
 def test_no_more_than_a_tile_exists_at_a_time_when_the_model_is_large(monkeypatch):
@@ -63,7 +63,7 @@ def test_no_more_than_a_tile_exists_at_a_time_when_the_model_is_large(monkeypatc
     seen = basis.apply(torch.ones(400_000))
     assert sum(sizes) == 100 * 400_000
     assert max(sizes) <= module.TILE_NUMBERS
-    assert basis._kept is None
+    assert basis._stored is None
     assert float(seen.square().mean()) == pytest.approx(400_000 / 100, rel=0.6)
 
 
@@ -115,14 +115,16 @@ def test_the_sum_is_seen_in_double_precision():
     big = {"weight": torch.full((1, 1000), 1e4)}
     other = {"weight": big["weight"].clone()}
     other["weight"][0, 0] += 1.0
-    moved = basis.see(other)[COORDINATES] - basis.see(big)[COORDINATES]
+    moved = basis.sketch_sum(other)[COORDINATES] - basis.sketch_sum(big)[COORDINATES]
     torch.testing.assert_close(moved, basis.dense()[:, 0].double(), rtol=1e-9, atol=1e-9)
 
 
 def test_a_sum_of_zero_is_seen_as_zero():
     for normalised in (False, True):
         basis = SketchBasis({"weight": torch.zeros(1, 8)}, 3, 0, normalised)
-        assert torch.equal(basis.see({"weight": torch.zeros(1, 8)})[COORDINATES], torch.zeros(3, dtype=torch.float64))
+        assert torch.equal(
+            basis.sketch_sum({"weight": torch.zeros(1, 8)})[COORDINATES], torch.zeros(3, dtype=torch.float64)
+        )
 
 
 def test_bad_numbers_of_directions_are_refused():
