@@ -33,6 +33,8 @@ class EmbeddingAndResidual(ClipRule):
     residual: float = 0.4
     inner: ClipRule = FLAT
 
+    assumes_blocks = True
+
     def __post_init__(self) -> None:
         validate.positive("residual", self.residual)
 
@@ -75,6 +77,8 @@ class UpdateAndLoss(ClipRule):
 
     ratio: float = 2.5
     inner: ClipRule = FLAT
+
+    assumes_blocks = True
 
     def __post_init__(self) -> None:
         validate.positive("ratio", self.ratio)

@@ -45,6 +45,10 @@ class Fair(ClipRule):
     def name(self) -> str:
         return f"fair ({self.strength:g}), {self.inner.name}"
 
+    @property
+    def assumes_blocks(self) -> bool:
+        return self.inner.assumes_blocks
+
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         return self.inner.weights(norms, bound)
 

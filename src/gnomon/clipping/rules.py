@@ -27,6 +27,11 @@ class ClipRule(ABC):
     def name(self) -> str:
         """The text used in statements and logs."""
 
+    @property
+    def assumes_blocks(self) -> bool:
+        """Whether the rule is made for the blocks of one subspace, which supplies it itself (`Subspace.clip_rule`)."""
+        return False
+
     @abstractmethod
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         """Return the weight of each sample.

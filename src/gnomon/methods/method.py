@@ -106,6 +106,9 @@ class Method:
             raise SettingError("subspace", self.subspace, "an instance of gnomon.subspaces.Subspace")
         if not isinstance(self.clip, ClipRule):
             raise SettingError("clip", self.clip, "an instance of gnomon.clipping.ClipRule")
+        if self.clip.assumes_blocks:
+            expected = "the rule for one part of an update, such as Flat(): the subspace extends it to all parts"
+            raise SettingError("clip", self.clip.name, expected)
         self.route.check(self.subspace, private=self.private)
         self.step.check(self.subspace)
 
