@@ -1,4 +1,4 @@
-"""Fair clipping and the loss beside the update keep the bound, whatever losses a model gives."""
+"""Fair clipping, and clipping of update and loss together, keep the clip bound for any losses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_release_of_both_costs_what_the_joint_multiplier_says():
     joint = sigma / UpdateAndLoss(sigma_loss / sigma).joint(1.0)
     assert joint == pytest.approx((sigma**-2 + sigma_loss**-2) ** -0.5)
     spent = epsilon(noise_multiplier=joint, sample_rate=0.05, steps=776, delta=1e-5)
-    assert float(spent) == pytest.approx(3.552, abs=0.005)  # gradients alone would be 3.216
+    assert float(spent) == pytest.approx(3.552, abs=0.005)  # a release of the gradients alone costs 3.216
 
 
 @pytest.mark.parametrize("settings", [{"strength": -1.0}, {"most": 0.0}, {"reference": math.nan}])

@@ -1,4 +1,4 @@
-"""Compressed methods: bounded contributions, the published counter-example, constraints kept, true statements."""
+"""Compressed methods: sensitivity, the counter-example to the published claim, constraints and statements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ D = torch.float64
 
 
 def problem(size=20, n=200, seed=0):
-    """Records of length at most 1 whose label is the sign of one entry."""
+    """Make records of length 1 whose label is the sign of one entry."""
     torch.manual_seed(seed)
     x = torch.randn(n, size, dtype=D)
     x = x / x.norm(dim=1, keepdim=True)
@@ -65,7 +65,7 @@ def trainer_of(method, model, *, lr=1.0, steps=20, sampler=None, n=200, seed=0, 
 
 
 def released(form, rows, sum_of, bound=1.0, directions=20, seed=0, clip=None):
-    """What a form makes of some gradients, without noise."""
+    """Return what a form releases for some gradients, without noise."""
     basis = SketchBasis({"weight": sum_of}, directions, seed, form.normalised)
     updates = Updates({"weight": Dense(rows)}, rows.new_zeros(len(rows)))
     door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), sketch=form.route.sketch(basis))
@@ -80,7 +80,7 @@ def test_one_record_moves_forms_a_and_b_by_at_most_the_bound_for_every_sketch(na
     for seed in range(30):
         basis = SketchBasis({"weight": like}, 20, seed)
         rows = torch.randn(6, 50, dtype=D) * 10.0 ** torch.randint(-4, 5, (6, 1))
-        rows[0] = basis.dense()[0] * 1e4  # along a direction that this very sketch sees best
+        rows[0] = basis.dense()[0] * 1e4  # along a row of this sketch, which stretches it most
         rows[1] = 0.0
         whole = released(form, rows, like, seed=seed)
         for i in range(6):
@@ -96,9 +96,11 @@ def test_form_b_keeps_the_clipped_length_and_the_sketched_direction():
     rows, like = torch.randn(1, 50, dtype=D), torch.zeros(50, dtype=D)
     basis = SketchBasis({"weight": like}, 20, 0)
     for bound in (100.0, 0.5):
-        found = released(FORMS["per-sample-normaliser"], rows, like, bound)
-        seen = basis.dense() @ rows[0]
-        torch.testing.assert_close(found, seen / seen.norm() * min(bound, float(rows.norm())), rtol=1e-4, atol=1e-9)
+        release = released(FORMS["per-sample-normaliser"], rows, like, bound)
+        sketched = basis.dense() @ rows[0]
+        torch.testing.assert_close(
+            release, sketched / sketched.norm() * min(bound, float(rows.norm())), rtol=1e-4, atol=1e-9
+        )
 
 
 def test_form_c_is_the_sketch_of_the_clipped_sum():
@@ -167,7 +169,7 @@ def test_noise_is_added_in_as_many_dimensions_as_the_sketch_has():
             (torch.zeros(3, 40, dtype=D), torch.zeros(3))
         )
         moved.append(model.weight.detach()[0])
-    # with zero gradients a step is pure noise, seen through 6 rows: its size is that of the pseudo-inverse
+    # with zero gradients a step is pure noise in 6 coordinates, lifted by the pseudo-inverse of the sketch
     assert all(float(w.norm()) > 0 for w in moved)
     assert float(torch.stack(moved).norm(dim=1).mean()) == pytest.approx(50 * math.sqrt(6 * 6 / 40), rel=0.4)
 
@@ -213,8 +215,10 @@ def test_a_constrained_step_fits_the_sketch_of_the_plain_one():
     phi = trainer.engine.basis.dense()
     reference = zero_model(30)
     logistic(reference(x), y).mean().backward()
-    wanted = phi @ (-2.0 * reference.weight.grad[0])
-    torch.testing.assert_close(phi @ model.weight.detach()[0], wanted, rtol=0, atol=0.1 * float(wanted.norm()))
+    displacement = phi @ (-2.0 * reference.weight.grad[0])
+    torch.testing.assert_close(
+        phi @ model.weight.detach()[0], displacement, rtol=0, atol=0.1 * float(displacement.norm())
+    )
 
 
 def test_the_result_is_the_average_of_the_iterates_weighted_by_their_steps_or_the_last():
@@ -242,7 +246,7 @@ def test_the_growing_sketch_runs():
     x, y = problem()
     trainer = trainer_of(dp_comp_gd("l1:1", Growing(L1Ball(1.0))), zero_model(), steps=3)
     trainer.fit((x, y))
-    assert trainer.engine.basis.rank == 20  # all of them
+    assert trainer.engine.basis.rank == 20  # as many directions as parameters
 
 
 @pytest.mark.parametrize(
