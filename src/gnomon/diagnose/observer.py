@@ -168,7 +168,7 @@ class Diagnostics:
 def made_of_public(basis: Basis) -> SharedBasis | TensorBases | None:
     """The subspace of public gradients in a method's basis, if it has one; a residual beside it is no part of it."""
     if isinstance(basis, EmbeddingBasis):
-        return basis.inside
+        return basis.embedding
     return basis if isinstance(basis, SharedBasis | TensorBases) else None
 
 

@@ -109,7 +109,7 @@ class Admission:
                 method.update,
                 inputs,
                 targets,
-                rule=method.clip,
+                rule=method.clip_rule,
                 coordinates=self.coordinates(method),
             )
         except DoesNotFit as error:

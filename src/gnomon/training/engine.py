@@ -161,7 +161,7 @@ class PrivateStep:
         for updates, counts in self._updates(inputs, targets):
             seen = self._as_clipped(step.basis, updates, self.noise)
             records = counts.nonzero().squeeze(1)
-            admitted = step.door.admit(seen, self.method.clip, counts).select(records)
+            admitted = step.door.admit(seen, self.method.clip_rule, counts).select(records)
             if self.observers and not step.batches:  # the first physical batch stands for the step
                 view = self._view(self.context(), step.basis, updates.select(records), admitted)
                 for observe in self.observers:
@@ -185,12 +185,8 @@ class PrivateStep:
         released = step.door.release()
         self._open, self.metrics = None, step.metrics.record()
         self.taken += 1
-        extra = getattr(step.basis, "extra", None)
-        return Release(
-            self.method.route.lifted_coordinates(step.basis, released),
-            {} if extra is None else extra(released),
-            step.basis,
-        )
+        coordinates = self.method.route.lifted_coordinates(step.basis, released)
+        return Release(coordinates, step.basis.extra(released), step.basis)
 
     @exact_products()
     def apply(self, release: Release, optimizer: Optimizer) -> None:
@@ -220,7 +216,7 @@ class PrivateStep:
         with untouched(self.model):
             basis = self.method.subspace.basis(context)
             updates = self.method.update(self.model, self.loss, inputs, targets)
-        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip, self.mechanism.max_grad_norm)
+        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip_rule, self.mechanism.max_grad_norm)
         return self._view(context, basis, updates, admitted)
 
     # -- what surrounds it -----------------------------------------------------------------------
@@ -290,7 +286,7 @@ class PrivateStep:
             expected_batch_size=self.mechanism.expected_batch_size,
             noise=self.noise,
             charge=self.charge,
-            see=route.sketch(basis),
+            sketch=route.sketch(basis),
         )
         self._check_rule(door)
         metrics = StepMetrics(self.mechanism.max_grad_norm, self.method.unit)
@@ -307,10 +303,10 @@ class PrivateStep:
 
     def _check_rule(self, door: Door) -> None:
         """Refuse a clip rule that mixes samples; each rule is checked once."""
-        if self.method.private and self._checked_rule is not self.method.clip:
+        if self.method.private and self._checked_rule is not self.method.clip_rule:
             device = next((value.device for value in door.like.values()), None)
-            refuse_mixing_rule(self.method.clip, len(door.like), door.max_grad_norm, device)
-            self._checked_rule = self.method.clip
+            refuse_mixing_rule(self.method.clip_rule, len(door.like), door.max_grad_norm, device)
+            self._checked_rule = self.method.clip_rule
 
     def _take_snapshot(self) -> Snapshot:
         """Return a snapshot of model and loss before the step reads any record."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnomon.clipping import ClipRule, for_losses
+from gnomon.clipping import ClipRule
 from gnomon.training.checks.model import NotPrivate
 
 SAMPLES = 8
@@ -34,7 +34,7 @@ def refuse_mixing_rule(rule: ClipRule, blocks: int, bound: float, device: torch.
     norms, losses = (spread * bound).to(device), 4 * torch.rand(SAMPLES, generator=draw).to(device)
 
     def weights(chosen: Tensor) -> Tensor:
-        return for_losses(rule, losses[chosen]).weights(norms[chosen], bound).double()
+        return rule.for_losses(losses[chosen]).weights(norms[chosen], bound).double()
 
     everyone = torch.arange(SAMPLES, device=norms.device)
     whole = weights(everyone)

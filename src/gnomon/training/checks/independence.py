@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gnomon.clipping import ClipRule, Flat, for_losses
+from gnomon.clipping import ClipRule, Flat
 from gnomon.clipping.rules import total
 from gnomon.data import Loader
 from gnomon.methods import Update
@@ -357,7 +357,7 @@ def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
 def _is_blockwise(rule: ClipRule) -> bool:
     """Return whether a rule gives the blocks of one sample different weights."""
     made_up = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
-    return for_losses(rule, torch.ones(2)).weights(made_up, 1.0).shape[1] > 1
+    return rule.for_losses(torch.ones(2)).weights(made_up, 1.0).shape[1] > 1
 
 
 def _in_float64(
