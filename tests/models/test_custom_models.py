@@ -81,8 +81,15 @@ def test_a_name_that_gives_no_model_is_explained(name, message):
 @pytest.mark.parametrize(
     ("maker", "words"),
     [
-        ("narrow", ["Linear cannot take inputs of shape (batch, 4), float32", "cannot be multiplied", "made for them"]),
-        ("double", ["Linear cannot take inputs of shape (batch, 4), float32", "float64: give model.float()"]),
+        (
+            "narrow",
+            [
+                "Linear cannot process inputs of shape (batch, 4), float32",
+                "cannot be multiplied",
+                "use a model for inputs",
+            ],
+        ),
+        ("double", ["Linear cannot process inputs of shape (batch, 4), float32", "float64; use model.float()"]),
         ("broken", ["my_models_for_test:broken", "KeyError: 'width'"]),
     ],
 )

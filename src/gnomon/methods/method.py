@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -15,11 +14,16 @@ from gnomon.errors import SettingError
 from gnomon.methods.routes import ProjectThenClip, Route
 from gnomon.methods.steps import ConstrainedDescent, Descent, Step
 from gnomon.subspaces import Ambient, BesideLoss, Embedding, GaussianSketch, Subspace
-from gnomon.updates import Loss, Updates, gradients, local_sgd
-from gnomon.updates.drift import LocalDescent
+from gnomon.updates import Layouts, LocalDescent, Loss, Updates, gradients, local_sgd
 
-Update = Callable[[nn.Module, Loss, Any, Any], Updates]
-"""(model, loss, inputs, targets) -> what each sample would change"""
+
+class Update(Protocol):
+    """Computes the per-sample updates of a batch, such as `gradients` or `LocalSteps`."""
+
+    def __call__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+    ) -> Updates:
+        """Return the updates. `layouts` is the caller's cache of model layouts, for `gradients` and `local_sgd`."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,12 @@ class LocalSteps:
     def __post_init__(self) -> None:
         LocalDescent(self.steps, self.lr, self.momentum)
 
-    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
-        return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
+    def __call__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+    ) -> Updates:
+        return local_sgd(
+            model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum, layouts=layouts
+        )
 
     @property
     def name(self) -> str:

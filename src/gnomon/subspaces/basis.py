@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from gnomon.randomness import NoiseSource
-from gnomon.updates import Dense, Loss, Updates
+from gnomon.updates import Dense, Layouts, Loss, Updates
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class StepContext:
     steps_per_epoch: int
     steps: int
     randomness: NoiseSource
+    layouts: Layouts = field(default_factory=Layouts, repr=False, compare=False)
+    """The cache of model layouts of the run, which contains shapes only."""
 
     @property
     def like(self) -> dict[str, Tensor]:
