@@ -84,8 +84,8 @@ def _entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:
         yield Check("ledger", False, "the statement says that the run is in no ledger")
         return
     try:
-        ledger.verify(Head.read(about["head"]))
-        yield Check("head", True, f"entry {Head.read(about['head']).number} is the one that the statement saw last")
+        ledger.verify(Head.parse(about["head"]))
+        yield Check("head", True, f"entry {Head.parse(about['head']).number} is the one that the statement saw last")
     except LedgerError as error:
         yield Check("head", False, str(error))
     state = ledger.state()
@@ -95,7 +95,7 @@ def _entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:
         return
     yield Check("run", True, f"{run.id} was entered {run.time}")
     if about.get("dataset"):
-        same = about["dataset"] in state.family(run.dataset)
+        same = about["dataset"] in state.related(run.dataset)
         yield Check("data set", same, f"{run.dataset}" + ("" if same else f", {about['dataset']} stated"))
     else:
         yield Check("data set", None, f"{run.dataset} in the ledger; the statement names declared ones alone")

@@ -443,7 +443,7 @@ class Trainer:
 
     def _compare(self, validation: Any, train: Any) -> None:
         """Notes whether scores on the validation records are scores of training records."""
-        self._scores_members = of_members(validation, train)
+        self._scores_members = of_members(validation, train, self.admission.fingerprint_cache)
         self._scored_members |= self._scores_members
 
     def _draws(self, loader: Loader) -> Iterator[Tensor]:
