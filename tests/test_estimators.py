@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from gnomon import CompressedClassifier, CompressedRegressor, Trainer
 from gnomon.data import CsrRecords, Loader
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.losses import logistic
 from gnomon.models import SparseLinear
 from gnomon.updates import gradients
@@ -115,9 +115,9 @@ def test_the_statement_says_what_was_read_off_the_data():
     X, y = blobs(n=60)
     settings = {"sketch": None, "steps": 2}
     text = CompressedClassifier("l1:8", **settings).fit(X, y).statement_.text()
-    assert "60 (counted: the number of records is public here)" in text
+    assert "60 (counted: the number of records is public under zero-out adjacency)" in text
     assert "declared, not counted" not in text
-    assert "Which classes there are was read off the labels" in text
+    assert "The set of classes was read off the labels" in text
     assert "The number of records was read off the data" in text
     assert "a scaler in a pipeline" in text
     assert "classes" not in CompressedRegressor("l1:8", **settings).fit(X, X[:, 0]).statement_.text()
@@ -159,7 +159,7 @@ def test_bad_settings_are_refused_by_name(settings, named):
 
 
 def test_records_of_another_length_than_targets_are_refused():
-    with pytest.raises(SettingError, match="one target for each row"):
+    with pytest.raises(DataError, match="one target for each row"):
         CsrRecords(sparse.csr_array((3, 2)), torch.zeros(2))
     empty = CsrRecords(sparse.csr_array((3, 2)), torch.zeros(3))
     assert empty.take(torch.arange(3))[0][1].abs().sum() == 0

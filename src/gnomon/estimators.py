@@ -1,4 +1,4 @@
-"""Compressed methods as scikit-learn estimators: linear models on dense or sparse rows, private by default."""
+"""scikit-learn estimators: linear models trained by the compressed methods on dense or sparse rows."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from gnomon import losses
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.constraints import Constraint
 from gnomon.data.sparse import CsrRecords
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.methods import FORMS, Form, Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
 from gnomon.models.networks import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
 from gnomon.validate import positive, sample_rate
 
-COUNTED = "counted: the number of records is public here"
+COUNTED = "counted: the number of records is public under zero-out adjacency"
+"""How the statement of an estimator explains its divisor."""
 
 READ_OFF = (
-    "The number of records was read off the data and is not protected: neighbouring data have as many.",
-    "Whatever was done to the data before fit is outside the guarantee: a scaler in a pipeline that learns from them, "
-    "settings chosen by a search over them.",
+    "The number of records was read off the data and is not protected; neighbouring data sets have the same number.",
+    "Processing of the data before fit is outside the guarantee, for example a scaler in a pipeline that is fitted to "
+    "them, or settings that were selected by a search over them.",
 )
-"""What the statement of an estimator says beside that of a Trainer."""
+"""Notes that the statement of an estimator adds to that of a Trainer."""
 
-CLASSES = "Which classes there are was read off the labels and is not protected."
+CLASSES = "The set of classes was read off the labels and is not protected."
 
 
 class _Compressed(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share."""
+    """The settings and the training that both estimators share."""
 
     _losses: dict[str, Any]
+    """The per-sample losses by the names that the setting `loss` accepts."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _train(self, rows: Any, targets: Tensor, outputs: int, notes: tuple[str, ...] = READ_OFF) -> None:
+        """Train the linear model and store its coefficients, epsilon and statement."""
         if self.loss not in self._losses:
             raise SettingError("loss", self.loss, f"one of {', '.join(self._losses)}")
         if self.iterate not in ("average", "last"):
@@ -109,7 +112,7 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
             progress=False,
         )
         result = trainer.fit(data)
-        if result.stopped == "interrupted":  # half a model would pass for a whole one, and a search would go on
+        if result.stopped == "interrupted":  # otherwise a search would continue with a partly trained model
             raise KeyboardInterrupt
         weights = next(iter(trainer.final.parameters())).detach().double().numpy()
         weights = weights if isinstance(model, SparseLinear) else weights.T
@@ -126,8 +129,8 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
     def _method(self) -> Method:
         last = self.iterate == "last"
         if self.epsilon is None:
-            free = comp_gd if self.batch_rate is None else comp_minibatch
-            return free(self.constraint, self.sketch, last)
+            non_private = comp_gd if self.batch_rate is None else comp_minibatch
+            return non_private(self.constraint, self.sketch, last)
         form = self.form
         if isinstance(form, str):
             if form not in FORMS:
@@ -137,13 +140,13 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
         return private(self.constraint, self.sketch, form, last=last)
 
     def _problem(self, rows: Any, targets: Tensor, outputs: int) -> tuple[nn.Module, Any]:
-        """A linear model that starts at zero, and its records. The intercept is the weight of a column of ones."""
+        """Return a linear model with zero weights and its records. The intercept is the weight of a column of ones."""
         size, features = rows.shape
         ones = np.ones((size, 1 if self.fit_intercept else 0))
         width = features + ones.shape[1]
         if sparse.issparse(rows):
-            table = SparseLinear(width, outputs).double()
-            return table, CsrRecords(sparse.hstack([rows, ones], format="csr"), targets, torch.float64)
+            sparse_layer = SparseLinear(width, outputs).double()
+            return sparse_layer, CsrRecords(sparse.hstack([rows, ones], format="csr"), targets, torch.float64)
         layer = nn.Linear(width, outputs, bias=False).double()
         nn.init.zeros_(layer.weight)
         return layer, (torch.from_numpy(np.hstack([rows, ones])), targets)
@@ -156,24 +159,31 @@ class _Compressed(BaseEstimator):  # type: ignore[misc]
 
 def _has_probabilities(model: Any) -> bool:
     if model.loss != "log":
-        raise AttributeError(f"predict_proba needs loss='log'; loss = {model.loss!r} gives scores only")
+        raise AttributeError(f"predict_proba needs loss='log'; a model with loss={model.loss!r} has scores only")
     return True
 
 
 class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
-    """Logistic regression or a linear support vector machine, held to a convex set, trained by DP-CompGD.
+    """Logistic regression or a linear support vector machine, constrained to a convex set and trained by DP-CompGD.
 
-    - `constraint`: the set, such as "l1:10" or `L1Ball(10)`; the intercept is part of the vector.
-    - `loss`: "log" (multinomial for more than two classes), "hinge" or "huber".
-    - `epsilon`, `delta`: the budget for one record, where the number of records is public; `epsilon=None` trains
-      without privacy. `max_grad_norm` is the clip bound.
-    - `sketch`: directions in which noise is added; None for all. `form`: one of `gnomon.methods.FORMS`.
-    - `steps`, `lr`; `batch_rate`: None for all records in every step, else the rate of Poisson batches.
-    - `iterate`: "average" of all iterates, or the "last".
-    - `random_state`: None for noise that nobody can predict. A number repeats it, and is NOT private.
+    The trained coefficients are (`epsilon`, `delta`)-differentially private for one record under zero-out adjacency.
+    The number of records and the set of classes are read off `X` and `y` and are not protected; neither is anything
+    that a pipeline or a search learns from the data before `fit`. The privacy statement `statement_` says so.
 
-    How many records and which classes there are is read off `X` and `y` and is not protected. Nor is anything that a
-    pipeline or a search learns from the data before `fit`. `statement_` is the privacy statement and says so.
+    Args:
+        constraint: the convex set, such as "l1:10" or `L1Ball(10)`; the intercept is part of the constrained vector.
+        loss: "log" (multinomial for more than two classes), "hinge" or "huber".
+        epsilon: the privacy budget of one record; None trains without privacy.
+        delta: the delta of the budget.
+        sketch: the number of sketched dimensions in which noise is added; None for no sketch.
+        form: the form of the sketched release, one of `gnomon.methods.FORMS`.
+        steps: the number of steps.
+        lr: the learning rate.
+        max_grad_norm: the clip bound.
+        batch_rate: the sampling rate of Poisson batches; None for all records in every step.
+        fit_intercept: whether to fit an intercept.
+        iterate: "average" for the average of all iterates, or "last".
+        random_state: None for unpredictable noise. An integer makes the noise reproducible, which is NOT private.
 
     >>> X, y = np.random.default_rng(0).standard_normal((300, 5)), np.arange(300) % 2
     >>> X[:, 0] += 4 * y
@@ -208,36 +218,36 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
         )  # fmt: skip
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on rows X, dense or sparse, and labels y."""
+        """Train on rows `X`, dense or sparse, and labels `y`."""
         rows, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         check_classification_targets(y)
-        self.classes_, places = np.unique(y, return_inverse=True)
+        self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError("y holds 1 class: a classifier needs at least 2 classes")
-        self._train(rows, torch.from_numpy(places.astype(np.int64)), self._outputs(), (*READ_OFF, CLASSES))
+            raise DataError("y", "has 1 class", "a classifier needs records of at least 2 classes")
+        self._train(rows, torch.from_numpy(indices.astype(np.int64)), self._outputs(), (*READ_OFF, CLASSES))
         return self
 
     def _outputs(self) -> int:
-        """One score for two classes, else one for each."""
+        """Return the number of scores: one for two classes, otherwise one for each class."""
         return 1 if len(self.classes_) == 2 else len(self.classes_)
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Scores: (n,) for two classes, else (n, classes)."""
+        """Return the scores of rows `X`: of shape (n,) for two classes, otherwise (n, classes)."""
         scores = self._scores(X)
         if self._outputs() > 1:
             return scores
-        return scores[:, 0] - (0.5 if self.loss == "huber" else 0.0)  # there 0 and 1 are fitted
+        return scores[:, 0] - (0.5 if self.loss == "huber" else 0.0)  # the Huber loss fits the targets 0 and 1
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class with the highest score."""
+        """Return the class with the highest score for each row of `X`."""
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
-        found: NDArray[Any] = self.classes_[best]
-        return found
+        predicted: NDArray[Any] = self.classes_[best]
+        return predicted
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities; only the loss "log" has them."""
+        """Return the probability of each class for each row of `X`; available for the loss "log" only."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], 1)
@@ -245,9 +255,11 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
 
 
 class CompressedRegressor(RegressorMixin, _Compressed):  # type: ignore[misc]
-    """Huber regression, held to a convex set, trained by DP-CompGD. Settings as in `CompressedClassifier`.
+    """Huber regression, constrained to a convex set and trained by DP-CompGD.
 
-    Scale `y` by public numbers to about 1: the loss is linear beyond a distance of 1.
+    The settings are those of `CompressedClassifier`, with the loss "huber" only. The coefficients are private for one
+    record; the number of records is not protected. Scale `y` by public constants to a magnitude of about 1, because
+    the loss is linear for residuals beyond 1.
 
     >>> X = np.random.default_rng(0).standard_normal((400, 3))
     >>> model = CompressedRegressor("l1:3", sketch=None, epsilon=8.0, lr=0.5, random_state=0).fit(X, X[:, 0])
@@ -281,11 +293,11 @@ class CompressedRegressor(RegressorMixin, _Compressed):  # type: ignore[misc]
         )  # fmt: skip
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on rows X, dense or sparse, and numbers y."""
+        """Train on rows `X`, dense or sparse, and numbers `y`."""
         rows, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True)
         self._train(rows, torch.from_numpy(np.asarray(y, dtype=np.float64)), 1)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The fitted numbers."""
+        """Return the predicted number for each row of `X`."""
         return self._scores(X)[:, 0]

@@ -132,8 +132,8 @@ def test_tables_do_not_show_less_than_was_spent(value):
 def test_what_the_ledger_shows_is_not_less_than_its_runs_cost(tmp_path, capsys):
     book = Ledger(tmp_path / "ledger.sqlite")
     for number, noise in enumerate((3.1, 4.7, 5.9, 8.3)):
-        book.reserve(book.open(book.dataset(f"set{number}"), Account(FullBatch(), noise), steps=16))
-    book.shut()
+        book.reserve(book.open_run(book.dataset(f"set{number}"), Account(FullBatch(), noise), steps=16))
+    book.close()
     place = ["--ledger", str(tmp_path / "ledger.sqlite")]
     assert main(["ledger", "show", *place, "--json"]) == 0
     exact = [json.loads(line)["epsilon"] for line in capsys.readouterr().out.splitlines()]
@@ -147,13 +147,13 @@ def test_a_refusal_of_the_ledger_rounds_what_is_spent_up_and_what_is_left_down(t
     book = Ledger(tmp_path / "ledger.sqlite")
     dataset = book.dataset("patients")
     for noise in (3.1, 4.7, 5.9):
-        book.reserve(book.open(dataset, Account(FullBatch(), noise), steps=16))
+        book.reserve(book.open_run(dataset, Account(FullBatch(), noise), steps=16))
     total = book.total(dataset, 1e-5).epsilon
     budget = float(total) + 0.0123456
     book.set_budget(dataset, Budget(budget, 1e-5))
     with pytest.raises(OverBudget) as raised:
-        book.open(dataset, Account(FullBatch(), 3.1), steps=16)
-    book.shut()
+        book.open_run(dataset, Account(FullBatch(), 3.1), steps=16)
+    book.close()
     said = str(raised.value)
     assert f"budget epsilon = {budget:.15g}" in said  # what was given, as it was given
     (left,) = numbers(said, "open runs, ")

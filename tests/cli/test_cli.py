@@ -121,7 +121,7 @@ def test_a_statement_has_what_an_auditor_needs(tmp_path, own_ledger):
     text = (out / "statement.txt").read_text()
     ledger = Ledger(own_ledger)
     (run,) = ledger.state().runs.values()
-    ledger.shut()
+    ledger.close()
     assert statement["sample_rate"] == run.settings["sampler"]["sample_rate"]
     assert statement["account"] == run.settings | {"steps": statement["steps"]}
     assert float(Account.from_dict(statement["account"]).epsilon(statement["delta"])) == statement["epsilon"]

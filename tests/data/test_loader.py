@@ -12,9 +12,9 @@ from scipy import sparse
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from gnomon.data import CsrRecords, Loader, fingerprint, fingerprints
-from gnomon.data.sources import Records
-from gnomon.errors import SettingError
-from gnomon.ledger.identity import by_content
+from gnomon.data.records import Records
+from gnomon.errors import DataError
+from gnomon.ledger.identity import identity_of_records
 from gnomon.training.checks.model import refuse_overlap
 
 X, Y = torch.randn(20, 3), torch.arange(20) % 2
@@ -33,7 +33,7 @@ def test_a_pair_of_arrays_is_inputs_and_targets(pair):
     inputs, targets = Loader(pair).take(torch.tensor([3, 1]))
     assert torch.equal(inputs, X[[3, 1]])
     assert targets.tolist() == Y[[3, 1]].tolist()
-    assert list(Loader(pair).marks()) == list(Loader((X, Y)).marks())
+    assert list(Loader(pair).fingerprints()) == list(Loader((X, Y)).fingerprints())
 
 
 @pytest.mark.parametrize(
@@ -94,37 +94,37 @@ def test_tuples_that_are_not_inputs_and_targets_are_named(data):
         Loader(data)
 
 
-def test_marks_of_dense_records_are_what_ledgers_hold():
+def test_fingerprints_of_dense_records_are_what_ledgers_store():
     x = torch.tensor([[0.5, -0.0], [2.0, 3.0]])
     plain = [hashlib.blake2b((row + 0.0).numpy().tobytes(), digest_size=16).digest() for row in x]
-    assert list(Loader((x, torch.zeros(2))).marks()) == plain == fingerprints(Records(x, torch.zeros(2)))
+    assert list(Loader((x, torch.zeros(2))).fingerprints()) == plain == fingerprints(Records(x, torch.zeros(2)))
     both = [hashlib.blake2b(torch.cat([row, row]).add(0.0).numpy().tobytes(), digest_size=16).digest() for row in x]
-    assert list(Loader(((x, x.double()), torch.zeros(2))).marks()) == both
+    assert list(Loader(((x, x.double()), torch.zeros(2))).fingerprints()) == both
 
 
 def random_rows(count: int, seed: int = 0) -> sparse.csr_matrix:
     return sparse.random(count, 500, density=0.02, format="csr", random_state=seed)
 
 
-def test_marks_of_a_sparse_record_do_not_depend_on_the_others():
+def test_fingerprints_of_a_sparse_record_do_not_depend_on_the_others():
     rows, zeros = random_rows(3000), torch.zeros(3000)
     lengths = np.diff(rows.indptr)
     rest = rows[lengths < lengths.max()]
-    whole = by_content(CsrRecords(rows, zeros), b"key")
-    part = by_content(CsrRecords(rest, zeros[: rest.shape[0]]), b"key")
+    whole = identity_of_records(CsrRecords(rows, zeros), b"key")
+    part = identity_of_records(CsrRecords(rest, zeros[: rest.shape[0]]), b"key")
     assert len(whole.sketch & part.sketch) > 1000
-    mixed = by_content(CsrRecords(rows[np.random.default_rng(0).permutation(3000)], zeros, torch.float64), b"key")
-    assert mixed == whole
+    order = np.random.default_rng(0).permutation(3000)
+    assert identity_of_records(CsrRecords(rows[order], zeros, torch.float64), b"key") == whole
 
 
 def test_stored_zeros_and_the_order_of_entries_do_not_count_in_sparse_records():
-    def marks(values, columns):
+    def hashes(values, columns):
         row = sparse.csr_matrix((values, columns, [0, len(values)]), shape=(1, 9))
-        return list(Loader(CsrRecords(row, torch.zeros(1))).marks())
+        return list(Loader(CsrRecords(row, torch.zeros(1))).fingerprints())
 
-    assert marks([1.0, 2.0], [3, 7]) == marks([2.0, 1.0], [7, 3]) == marks([0.0, 1.0, -0.0, 2.0], [1, 3, 4, 7])
-    assert marks([1.0, 2.0], [3, 7]) != marks([1.0, 2.0], [3, 8])
-    assert marks([], []) == marks([0.0], [2])
+    assert hashes([1.0, 2.0], [3, 7]) == hashes([2.0, 1.0], [7, 3]) == hashes([0.0, 1.0, -0.0, 2.0], [1, 3, 4, 7])
+    assert hashes([1.0, 2.0], [3, 7]) != hashes([1.0, 2.0], [3, 8])
+    assert hashes([], []) == hashes([0.0], [2])
 
 
 def test_private_sparse_records_are_found_among_the_public_ones():
@@ -155,7 +155,7 @@ def test_private_sparse_records_are_found_among_public_ones_in_another_form(form
 
 def test_records_that_cannot_be_compared_with_sparse_ones_are_named():
     private = Loader(CsrRecords(random_rows(3), torch.zeros(3)))
-    with pytest.raises(SettingError, match="inputs beside CsrRecords"):
+    with pytest.raises(DataError, match="inputs of type Tensor cannot be compared with the rows of CsrRecords"):
         refuse_overlap(private, Loader((torch.zeros(3, 2, 2), torch.zeros(3))))
 
 

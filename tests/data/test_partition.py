@@ -70,5 +70,5 @@ def test_small_keys_share_a_client_and_too_small_a_client_is_an_error_that_says_
     keys = ["big"] * 50 + ["middle"] * 30 + ["small"] * 3 + ["tiny"] * 2
     assert sorted(map(len, ByKey(keys).split(torch.zeros(85), 3))) == [5, 30, 50]
     assert sorted(map(len, ByKey(keys, least=10).split(torch.zeros(85), 2))) == [35, 50]
-    with pytest.raises(SettingError, match=r"at most 2: with 3 of them one has 5 records, fewer than 10"):
+    with pytest.raises(SettingError, match=r"at most 2: with 3 clients one has 5 records, fewer than 10"):
         ByKey(keys, least=10).split(torch.zeros(85), 3)

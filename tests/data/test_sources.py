@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnomon.data.sources import NAMES, DataError, Records, arrays, files, load
+from gnomon.data import NAMES, DataError, Records, load
+from gnomon.data.sources import arrays, files
 from gnomon.data.sources.compas import USED
 from gnomon.data.sources.shakespeare import ALPHABET
 from gnomon.errors import SettingError
@@ -104,7 +105,7 @@ def test_many_positions_give_records_again(index, targets):
 
 
 def test_records_need_one_target_for_each_input():
-    with pytest.raises(SettingError, match=r"lengths.*\(3, 2\).*one target"):
+    with pytest.raises(DataError, match=r"3 inputs and 2 targets: give one target for each input"):
         Records(torch.zeros(3, 1), torch.zeros(2))
 
 
@@ -113,7 +114,7 @@ def test_records_keep_their_groups_and_need_one_for_each():
     for index in (slice(1, None), torch.tensor([1, 2]), torch.tensor([False, True, True]), [1, 2], np.array([1, 2])):
         assert records[index].groups.tolist() == ["b", "a"]
     assert records[[]].groups.tolist() == []
-    with pytest.raises(SettingError, match=r"groups.*one group for each of 2 records"):
+    with pytest.raises(DataError, match=r"groups.*one group for each of 2 records"):
         Records(torch.zeros(2, 1), torch.zeros(2), np.array(["a"]))
 
 

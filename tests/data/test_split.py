@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gnomon.data import Records, load
 from gnomon.data.fingerprint import fingerprints, overlap
-from gnomon.data.sources import Records, load
 from gnomon.data.split import check_disjoint, public_private
 from gnomon.errors import SettingError
 

@@ -57,7 +57,7 @@ class Place:
         ledger = Ledger(self.folder / f"{name}.sqlite")
         found = [run.reserved for run in ledger.state().runs.values()]
         ledger.verify()
-        ledger.shut()
+        ledger.close()
         return found
 
 

@@ -42,7 +42,7 @@ def reserved(path) -> int:
     """What a ledger has been paid for, as another process would see it."""
     ledger = Ledger(path)
     found = sum(run.reserved for run in ledger.state().runs.values())
-    ledger.shut()
+    ledger.close()
     return found
 
 
@@ -197,7 +197,7 @@ def test_a_site_without_a_ledger_gives_no_answer(federation, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GNOMON_LEDGER", "none")
     for place in (None, Path("none")):
-        with pytest.raises(SettingError, match="this needs a ledger"):
+        with pytest.raises(SettingError, match="this command needs a ledger"):
             answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message, ledger=place)
     assert not (tmp_path / "none").exists()
 
@@ -230,7 +230,7 @@ def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp
         answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(message))
     assert reason_of(raised.value).reason == "budget"
     assert ledger.head() == before, "nothing was spent"
-    ledger.shut()
+    ledger.close()
 
 
 def test_a_lost_or_exchanged_ledger_is_refused(federation, tmp_path):
@@ -326,7 +326,7 @@ def test_whole_clients_are_entered_with_what_a_record_pays(federation, tmp_path)
         server.end()
     ledger = Ledger(tmp_path / "l")
     (run,) = ledger.state().runs.values()
-    ledger.shut()
+    ledger.close()
     assert (run.reserved, run.account().noise_multiplier, run.account().sampler.name) == (2, 4.0, "full batch")
     text = (tmp_path / "state" / "statement.txt").read_text()
     assert "NO GUARANTEE" in text, "at the site nothing protects a record: the server does"

@@ -110,7 +110,7 @@ def test_a_round_is_paid_for_as_a_whole_before_any_noise_is_drawn(tmp_path):
         run_round(federation.server, InProcess(federation.clients), quietly)
     draws = len(seen) // 2
     assert seen == [3] * draws + [6] * draws
-    ledger.shut()
+    ledger.close()
 
 
 def test_what_is_uploaded_is_made_of_what_the_door_released():

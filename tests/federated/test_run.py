@@ -81,7 +81,7 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     both = epsilon(noise_multiplier=3.0, sample_rate=64 / 479, steps=2 * most, delta=1e-5)
     told = f"epsilon = {digits(both)}, 2 runs together, for the client that paid the most"
     assert told in capsys.readouterr().out
-    ledger.shut()
+    ledger.close()
 
 
 def test_all_clients_of_a_simulation_count_for_a_data_set_that_has_a_name(tmp_path, own_ledger, capsys):
@@ -99,7 +99,7 @@ def test_all_clients_of_a_simulation_count_for_a_data_set_that_has_a_name(tmp_pa
     assert (statement["ledger"]["dataset"], statement["ledger"]["runs"]) == ("name:patients", 6)
     ledger = Ledger(own_ledger)
     assert list(ledger.state().datasets) == ["name:patients"]
-    ledger.shut()
+    ledger.close()
 
 
 @pytest.mark.data
@@ -155,7 +155,7 @@ def test_a_budget_that_cannot_pay_for_all_rounds_is_refused_before_anything_is_w
     assert main([*flags, str(tmp_path / "a"), "--rounds", "1"]) == 0
     ledger = Ledger(own_ledger)
     ledger.set_budget(next(iter(ledger.state().datasets)), Budget(0.5, 1e-5))
-    ledger.shut()
+    ledger.close()
     assert main([*flags, str(tmp_path / "b"), "--rounds", "50"]) == 2
     assert "budget" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
@@ -353,4 +353,4 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
     assert sorted(run.reserved for run in after.values() if run.id not in before) == [1, 1, 1]
     assert not any(run.open for run in after.values()), "the killed run holds no steps any more"
     assert again.total.steps == max(before.values()) + 1
-    ledger.shut()
+    ledger.close()

@@ -37,17 +37,17 @@ def test_the_total_counts_clients_that_took_no_step_since_the_run_was_resumed_or
     assert resume(folder, progress=False).total.steps == 4, "client-2 took one step more, its third"
     other = dataclasses.replace(config, rounds=1)
     assert federate(other, tmp_path / "other", progress=False, ledger=ledger).total.steps == 4
-    ledger.shut()
+    ledger.close()
 
 
 def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
-    ledger, begun = Ledger(tmp_path / "l.sqlite"), "new ledger l.sqlite: runs before it are not known to it."
+    ledger, begun = Ledger(tmp_path / "l.sqlite"), "new ledger l.sqlite: earlier runs are not recorded in it."
     config = dataclasses.replace(PLAIN, rounds=1)
     first = federate(config, tmp_path / "run", progress=False, ledger=ledger).statement
     again = resume(tmp_path / "run", progress=False).statement
     other = federate(config, tmp_path / "other", progress=False, ledger=ledger).statement
     assert [begun in one.caveats for one in (first, again, other)] == [True, True, False]
-    ledger.shut()
+    ledger.close()
 
 
 @pytest.mark.parametrize(

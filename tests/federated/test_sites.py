@@ -47,14 +47,14 @@ def runs(path) -> list[int]:
     """The steps of each run in a ledger."""
     ledger = Ledger(path)
     found = [run.reserved for run in ledger.state().runs.values()]
-    ledger.shut()
+    ledger.close()
     return found
 
 
 def datasets(path) -> list[str]:
     ledger = Ledger(path)
     found = list(ledger.state().datasets)
-    ledger.shut()
+    ledger.close()
     return found
 
 
@@ -243,18 +243,18 @@ def test_no_record_decides_whether_a_site_says_that_its_budget_is_spent(shared, 
     """Another data set of the ledger, whose budget is spent, has one record in common with the site's, or none."""
     ledger = Ledger(tmp_path / "l")
     others = ledger.identify(source.train[399 if shared else 400 : 500])
-    run = ledger.open(ledger.dataset(others, "others"), Account(FullBatch(), 1.0), 16)
+    run = ledger.open_run(ledger.dataset(others, "others"), Account(FullBatch(), 1.0), 16)
     ledger.reserve(run)
-    ledger.set_budget(others.mark, Budget(0.1, 1e-5))
+    ledger.set_budget(others.id, Budget(0.1, 1e-5))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
-    for name in ("patients", others.mark):  # also a name that is the id of records
+    for name in ("patients", others.id):  # also a name that is the id of records
         message = server.begin()["north"]
         reply = answer(CONFIG, SITES, "north", own, tmp_path / name, message, ledger=tmp_path / "l", dataset=name)
         server.accept("north", reply)
         assert server.end().accepted == ["north"]
         server.persistent.numbers.clear()
-    assert [one for one in ledger.state().datasets if not one.startswith("name:")] == [others.mark]
-    ledger.shut()
+    assert [one for one in ledger.state().datasets if not one.startswith("name:")] == [others.id]
+    ledger.close()
 
 
 def test_a_run_that_was_entered_by_content_is_not_taken_up_under_a_name(pair):
@@ -262,10 +262,10 @@ def test_a_run_that_was_entered_by_content_is_not_taken_up_under_a_name(pair):
     pair.round()
     (run,) = ledger.state().runs.values()
     (pair.place / "other").mkdir()
-    content = ledger.open(
+    content = ledger.open_run(
         ledger.dataset(ledger.identify(load("digits").train[100:400])), run.account(), 8, label=run.label
     )
-    ledger.shut()
+    ledger.close()
     with pytest.raises(LedgerError, match=f"run {content} .* new --state folder"):
         pair.round()
 
@@ -296,9 +296,9 @@ def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_al
 def test_a_site_is_told_of_a_ledger_that_begins_and_its_statements_say_so(pair, capsys):
     for told in (True, False):
         pair.round()
-        assert (f"new ledger {pair.place / 'l'}: runs before" in capsys.readouterr().err) == told
+        assert (f"new ledger {pair.place / 'l'}: earlier runs" in capsys.readouterr().err) == told
         (statement,) = pair.place.rglob("statement.txt")
-        assert "CAVEAT: new ledger l: runs before it are not known to it." in statement.read_text()
+        assert "CAVEAT: new ledger l: earlier runs are not recorded in it." in statement.read_text()
 
 
 def test_a_site_that_lost_its_folder_finds_its_run_in_the_ledger(pair):

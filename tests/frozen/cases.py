@@ -606,7 +606,7 @@ def together(folder: Path) -> Outputs:
         make_trainer(method, noise=Repeatable(number), ledger=ledger, dataset="patients", sample_rate=0.1).fit(TRAIN)
     trainer = make_trainer(noise=Repeatable(7), ledger=ledger, dataset="patients", sampler=Shuffled(4))
     outputs = fitted(trainer)
-    ledger.shut()
+    ledger.close()
     return outputs
 
 

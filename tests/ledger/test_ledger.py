@@ -18,7 +18,7 @@ import gnomon
 from gnomon.accounting import Account, FullBatch, Poisson, Shuffled, digits, epsilon
 from gnomon.cli.main import main
 from gnomon.errors import SettingError
-from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
+from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, required_path
 from gnomon.ledger.identity import Identity
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.statement.verify import _check_steps
@@ -30,7 +30,7 @@ DELTA = 1e-5
 def ledger(tmp_path):
     made = Ledger(tmp_path / "ledger.sqlite")
     yield made
-    made.shut()
+    made.close()
 
 
 def data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +90,7 @@ def handed_on(place, *, shared: bool) -> tuple[dict, list[str]]:
     t = trainer(ledger)
     t.fit((torch.cat([b[1:], a[:1] if shared else b[:1]]), z))
     assert t.ledger_session.total(DELTA).runs == 1 + shared
-    ledger.shut()
+    ledger.close()
     statement = t.statement()
     values = statement.to_dict() | {"written": ""}
     number, _, mark = values["ledger"].pop("head").partition(":")
@@ -98,7 +98,7 @@ def handed_on(place, *, shared: bool) -> tuple[dict, list[str]]:
     return values | {"entries": number}, text.splitlines()
 
 
-@pytest.mark.filterwarnings("ignore:these records were never seen")
+@pytest.mark.filterwarnings("ignore:these records are not in the ledger")
 def test_no_one_record_decides_what_a_statement_says(tmp_path):
     apart, together = (handed_on(tmp_path / name, shared=name == "shared") for name in ("apart", "shared"))
     assert apart == together
@@ -114,7 +114,7 @@ def test_one_record_more_does_not_show_in_the_number_of_entries(tmp_path):
         t = trainer(ledger)
         t.fit((x[less:], y[less:]))
         numbers.append(t.statement().ledger["head"].partition(":")[0])
-        ledger.shut()
+        ledger.close()
     assert numbers[0] == numbers[1]
 
 
@@ -157,9 +157,9 @@ def test_what_records_have_paid_is_known_before_another_run_on_them_begins(ledge
     trainer(ledger).fit((b, z))
     waiting = trainer(ledger).ledger_session
     assert waiting.total(DELTA) is None, "nobody knows for which records"
-    waiting.recognise((torch.cat([a, b]), torch.cat([y, z])))
+    waiting.identify((torch.cat([a, b]), torch.cat([y, z])))
     assert (waiting.total(DELTA).runs, waiting.total(DELTA).steps) == (2, 40)
-    waiting.recognise(data(seed=3))
+    waiting.identify(data(seed=3))
     assert waiting.total(DELTA) is None, "these have paid nothing"
     assert len(ledger.state().datasets) == 2, "and nothing was entered"
 
@@ -185,7 +185,7 @@ def test_a_changed_copy_of_known_records_is_told_to_the_data_holder(ledger, chan
     trainer(ledger).fit((x, y))
     (known,) = ledger.state().datasets
     copy = CHANGED[change](x)
-    with pytest.warns(RuntimeWarning, match=f"never seen in this ledger, which knows a set of the same size.*{known}"):
+    with pytest.warns(RuntimeWarning, match=f"not in the ledger, which contains a data set of the same size.*{known}"):
         trainer(ledger).check((copy, y))
     t = trainer(ledger, dataset=known)
     t.fit((copy, y))
@@ -198,12 +198,12 @@ def test_records_of_another_number_or_known_ones_are_no_reason_to_warn(ledger, r
     x, y = data()
     for one in ((x, y), (x.flip(0), y), (x[1:], y[1:]), data(61, seed=1)):
         trainer(ledger).fit(one)
-    assert not [one for one in recwarn if "never seen" in str(one.message)]
+    assert not [one for one in recwarn if "not in the ledger" in str(one.message)]
 
 
 def test_a_forgotten_name_is_told(ledger):
     trainer(ledger, dataset="patients").fit(data())
-    with pytest.warns(RuntimeWarning, match="or one by name: name:patients"):
+    with pytest.warns(RuntimeWarning, match="with a declared name: name:patients"):
         trainer(ledger).check(data())
 
 
@@ -215,7 +215,7 @@ def test_once_there_is_a_budget_by_name_unknown_records_need_a_name(ledger, chan
     head = ledger.head()
     for act in (lambda t, one: t.check(one), lambda t, one: t.fit(one)):
         t = trainer(ledger)
-        with pytest.raises(SettingError, match=r"--data-id NAME.*budget by name, for patients") as error:
+        with pytest.raises(SettingError, match=r"budget by name, for patients.*--data-id NAME") as error:
             act(t, (CHANGED[change](x), y))
         assert error.value.name == "data-id"
         assert t.account.steps == 0
@@ -271,7 +271,7 @@ class Watched(SecureNoise):
     def normal(self, count):
         other = Ledger(self.path)
         self.reserved.append(sum(run.reserved for run in other.state().runs.values()))
-        other.shut()
+        other.close()
         self.drawn += 1
         return super().normal(count)
 
@@ -303,7 +303,7 @@ def test_no_noise_is_drawn_when_the_ledger_cannot_be_written(ledger, monkeypatch
 
 
 def test_a_limit_of_the_system_stops_the_ledger_and_leaves_it_whole(ledger):
-    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 50.0), 10**6)
+    run = ledger.open_run(ledger.dataset("patients"), Account(FullBatch(), 50.0), 10**6)
     ledger.reserve(run)
 
     def limited():
@@ -363,7 +363,7 @@ def test_an_edited_key_is_found(ledger):
     edit(ledger, OTHER_KEY)
     looks = [lambda: Ledger(ledger.path), ledger.verify, lambda: ledger.verify(head), ledger.head]
     for look in [*looks, lambda: list(ledger.export())]:
-        with pytest.raises(LedgerError, match="the key of the records' marks was changed"):
+        with pytest.raises(LedgerError, match="another key than the one its entries commit to"):
             look()
 
 
@@ -373,7 +373,7 @@ def test_a_new_commitment_at_the_end_does_not_hide_an_edited_key(ledger):
     edit(ledger, OTHER_KEY)
     with ledger._store.transaction() as rows:
         rows.append("declare", {"run": run, "steps": 30, "key": rows.commitment}, head)
-    with pytest.raises(LedgerError, match="the key of the records' marks was changed"):
+    with pytest.raises(LedgerError, match="another key than the one its entries commit to"):
         Ledger(ledger.path)
 
 
@@ -381,11 +381,11 @@ def older(path, identity: Identity) -> Ledger:
     """A ledger as the version before wrote it, with a data set and a run: no word of the key or the records."""
     ledger = Ledger(path)
     settings = {name: value for name, value in Account(FullBatch(), 40.0).to_dict().items() if name != "steps"}
-    run = {"id": "0123456789ab", "dataset": identity.mark, "unit": "one record", "settings": settings}
+    run = {"id": "0123456789ab", "dataset": identity.id, "unit": "one record", "settings": settings}
     with ledger._store.transaction() as rows:
         head = rows.start
         for kind, content in (
-            ("dataset", {"id": identity.mark, "name": "scans", "sketch": sorted(identity.sketch), "joins": []}),
+            ("dataset", {"id": identity.id, "name": "scans", "sketch": sorted(identity.sketch), "joins": []}),
             ("run", run | {"declared": 16, "label": ""}),
             ("steps", {"run": "0123456789ab", "steps": 16}),
         ):
@@ -396,12 +396,12 @@ def older(path, identity: Identity) -> Ledger:
 
 def test_a_ledger_of_an_earlier_version_is_read_and_its_next_entry_binds_the_key(tmp_path, capsys):
     path = tmp_path / "l.sqlite"
-    Ledger(path).shut()
+    Ledger(path).close()
     ledger = older(path, Ledger(path).identify(data()))
     assert ledger.verify() == 3
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
     assert "the next entry does it" in capsys.readouterr().out
-    with pytest.warns(RuntimeWarning, match="a set of the same size"):
+    with pytest.warns(RuntimeWarning, match="a data set of the same size"):
         trainer(ledger).check((2 * data()[0], data()[1]))
     t = trainer(ledger)
     t.fit(data())
@@ -442,7 +442,7 @@ def test_a_file_that_is_no_ledger_is_named(tmp_path, content):
             Ledger(path)
         assert path.read_bytes() == content
     else:
-        Ledger(path).shut()  # an empty file is an empty ledger
+        Ledger(path).close()  # an empty file is an empty ledger
 
 
 def test_another_database_is_refused_and_not_written_to(tmp_path):
@@ -479,7 +479,7 @@ def test_two_processes_on_one_ledger_lose_nothing(tmp_path):
 
     def write():
         ledger = Ledger(path)
-        run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 50.0), 320)
+        run = ledger.open_run(ledger.dataset("patients"), Account(FullBatch(), 50.0), 320)
         for _ in range(20):
             ledger.reserve(run)
 
@@ -492,7 +492,7 @@ def test_two_processes_on_one_ledger_lose_nothing(tmp_path):
 
 def test_a_forked_child_writes_through_a_connection_of_its_own(ledger):
     dataset = ledger.dataset("patients")
-    run = ledger.open(dataset, Account(Poisson(0.1), 5.0), 1000)
+    run = ledger.open_run(dataset, Account(Poisson(0.1), 5.0), 1000)
     child = in_child(lambda: [ledger.reserve(run) for _ in range(5)])
     for _ in range(5):
         ledger.reserve(run)
@@ -542,22 +542,22 @@ def test_open_runs_hold_the_steps_that_they_were_promised(ledger):
     ledger.set_budget(dataset, Budget(1.0, DELTA))
     account = Account(FullBatch(), 40.0)
     most = account.affordable(1.0, DELTA)
-    first = ledger.open(dataset, account, most // 2 + 1)
+    first = ledger.open_run(dataset, account, most // 2 + 1)
     with pytest.raises(SettingError, match="gnomon ledger close"):
-        ledger.open(dataset, account, most // 2 + 1)
+        ledger.open_run(dataset, account, most // 2 + 1)
     ledger.reserve(first)
-    ledger.close(first)
+    ledger.close_run(first)
     with pytest.raises(LedgerError, match="closed"):
         ledger.reserve(first)
-    second = ledger.open(dataset, account, most - 16)
+    second = ledger.open_run(dataset, account, most - 16)
     with pytest.raises(SettingError, match="No further step"):
-        ledger.reopen(first)
-    ledger.close(second)
-    ledger.reopen(first)
+        ledger.reopen_run(first)
+    ledger.close_run(second)
+    ledger.reopen_run(first)
 
 
 def test_no_more_steps_are_granted_than_were_declared(ledger):
-    run = ledger.open(ledger.dataset("patients"), Account(Poisson(0.1), 4.0), 20)
+    run = ledger.open_run(ledger.dataset("patients"), Account(Poisson(0.1), 4.0), 20)
     assert [ledger.reserve(run), ledger.reserve(run)] == [16, 4]
     with pytest.raises(LedgerError, match="no step is left"):
         ledger.reserve(run)
@@ -572,15 +572,15 @@ def test_of_two_budgets_that_meet_both_are_kept(ledger):
     assert ledger.total(both, DELTA).budget == loose, "nothing is spent"
     account = Account(FullBatch(), 40.0)
     with pytest.raises(OverBudget, match=r"epsilon = 1.1 at delta = 1e-09"):
-        ledger.open(both, account, 100)
-    run = ledger.open(both, account, 20)
+        ledger.open_run(both, account, 100)
+    run = ledger.open_run(both, account, 20)
     ledger.reserve(run)
     assert ledger.total(both, DELTA).budget == strict
 
 
 def test_a_run_gets_more_steps_only_if_the_budget_can_pay_for_them(ledger):
     dataset = ledger.dataset("patients")
-    run = ledger.open(dataset, Account(Poisson(0.1), 2.0), 10)
+    run = ledger.open_run(dataset, Account(Poisson(0.1), 2.0), 10)
     ledger.reserve(run, 10)
     ledger.redeclare(run, 20)
     assert ledger.reserve(run, 30) == 10
@@ -598,17 +598,17 @@ def test_a_run_gets_more_steps_only_if_the_budget_can_pay_for_them(ledger):
 def test_settings_declared_beforehand_pay_the_tight_price(ledger):
     dataset = ledger.dataset("patients")
     for sigma in (3.0, 4.0):
-        ledger.reserve(ledger.open(dataset, Account(Poisson(0.1), sigma), 200), 200)
+        ledger.reserve(ledger.open_run(dataset, Account(Poisson(0.1), sigma), 200), 200)
     total = ledger.total(dataset, DELTA)
     assert total.declared < total.epsilon
     between = (float(total.declared) + float(total.epsilon)) / 2
     account = Account(Poisson(0.1), 50.0)
     ledger.set_budget(dataset, Budget(between, DELTA))
     with pytest.raises(SettingError):
-        ledger.open(dataset, account, 1)
+        ledger.open_run(dataset, account, 1)
     assert ledger.total(dataset, DELTA).counted == total.epsilon
     ledger.set_budget(dataset, Budget(between, DELTA, declared=True))
-    ledger.open(dataset, account, 1)
+    ledger.open_run(dataset, account, 1)
     assert ledger.total(dataset, DELTA).counted == total.declared, "what stands beside that budget"
 
 
@@ -633,7 +633,7 @@ def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_
     quiet = ["train", "--epochs", "1", "--quiet"]
     assert main([*quiet, "--noise-multiplier", "0", "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().err
-    assert said.count("this run adds an infinite epsilon to the ledger for good") == 1
+    assert said.count("permanently adds an infinite epsilon to the ledger") == 1
     (run,) = Ledger(own_ledger).state().runs
     assert main([*SHORT, "--out", str(tmp_path / "b")]) == 0
     assert "infinite" not in capsys.readouterr().err
@@ -646,13 +646,13 @@ def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_
 
 
 def test_a_run_without_noise_warns_when_it_cannot_be_seen_on_the_command_line_either(ledger):
-    with pytest.warns(RuntimeWarning, match="infinite epsilon to the ledger for good"):
+    with pytest.warns(RuntimeWarning, match="permanently adds an infinite epsilon to the ledger"):
         trainer(ledger, noise_multiplier=0.0, steps=1).fit(data())
 
 
 def test_a_budget_that_is_spent_already_says_that_nothing_fits(ledger, capsys):
     dataset = ledger.dataset("patients")
-    ledger.reserve(ledger.open(dataset, Account(FullBatch(), 2.0), steps=16))
+    ledger.reserve(ledger.open_run(dataset, Account(FullBatch(), 2.0), steps=16))
     budget = ["ledger", "budget", "patients", "--ledger", str(ledger.path), "--epsilon"]
     for epsilon_, full in (("0.5", True), ("500", False)):
         assert main([*budget, epsilon_]) == 0
@@ -687,9 +687,9 @@ def test_a_ledger_that_begins_is_told_and_stands_in_the_statement_of_its_first_r
     for run, is_new in (("a", True), ("b", False)):
         assert main([*SHORT, *named, "--out", str(tmp_path / run)]) == 0
         said = capsys.readouterr().err
-        assert (f"gnomon: new ledger {path}: runs before it are not known to it\n" in said) == is_new
+        assert (f"gnomon: new ledger {path}: earlier runs are not recorded in it\n" in said) == is_new
         stated = (tmp_path / run / "statement.txt").read_text()
-        assert ("CAVEAT: new ledger ledger.sqlite: runs before it are not known" in stated) == is_new
+        assert ("CAVEAT: new ledger ledger.sqlite: earlier runs are not recorded" in stated) == is_new
         assert str(tmp_path) not in stated
 
 
@@ -723,7 +723,7 @@ def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, ca
     assert main(["ledger", "export"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one.get("kind") for one in lines[1:-1]].count("steps") == 2
-    assert Head.read(lines[-1]["head"]) == Ledger(own_ledger).head()
+    assert Head.parse(lines[-1]["head"]) == Ledger(own_ledger).head()
     with sqlite3.connect(own_ledger) as connection:
         key = connection.execute("SELECT value FROM about WHERE name = 'key'").fetchone()[0]
     assert key not in json.dumps(lines)
@@ -735,9 +735,9 @@ def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, ca
 
 def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
     ledger = Ledger(own_ledger)
-    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=20)
+    run = ledger.open_run(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=20)
     ledger.reserve(run)
-    ledger.shut()
+    ledger.close()
     for words, answer in {
         ("show",): "1 run, 16 steps",
         ("show", "patients"): f"run {run}",
@@ -750,7 +750,7 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
         assert answer in capsys.readouterr().out
     assert not Ledger(own_ledger).run(run).open
     assert main(["ledger", "close", "nobody"]) == 2
-    assert "does not know the run nobody" in capsys.readouterr().err
+    assert "has no run nobody" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -796,7 +796,7 @@ def test_a_run_folder_is_checked_against_the_ledger(named, tmp_path, capsys, own
 
 
 def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
-    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=48)
+    run = ledger.open_run(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=48)
     for _ in range(2):
         ledger.reserve(run)
     assert [_check_steps(stated, ledger.run(run)).passed for stated in (33, 32, 17, 16)] == [False, True, True, False]
@@ -804,7 +804,7 @@ def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
 
 def test_a_run_that_stopped_inside_a_larger_block_is_right(tmp_path):
     ledger = Ledger(tmp_path / "large.sqlite", block=64)
-    run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=200)
+    run = ledger.open_run(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=200)
     ledger.reserve(run)
     ledger.reserve(run)
     assert [_check_steps(stated, ledger.run(run)).passed for stated in (129, 128, 84, 64)] == [False, True, True, False]
@@ -815,7 +815,7 @@ def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tm
     assert main(budget) == 2
     assert "--by-name" in capsys.readouterr().err
     assert not own_ledger.exists()
-    Ledger(own_ledger).shut()
+    Ledger(own_ledger).close()
     assert main(budget) == 2
     assert "none yet" in (said := capsys.readouterr().err)
     assert "--by-name enters a name for runs with --data-id" in said
@@ -843,7 +843,7 @@ def test_a_name_that_two_data_sets_have_is_asked_about(capsys, own_ledger):
     for one in (mark, "name:digits"):
         assert main(["ledger", "budget", one, "--epsilon", "2"]) == 0
         assert [budget.epsilon for budget in ledger.state().budgets_on(one, "one record")] == [2]
-    ledger.shut()
+    ledger.close()
 
 
 def test_data_sets_that_share_records_are_listed_as_one_under_all_their_names(capsys, own_ledger):
@@ -864,7 +864,7 @@ def test_data_sets_that_share_records_are_listed_as_one_under_all_their_names(ca
     assert ", 1 step; copy" in shown
     for name in ("a", "less", "copy", less):
         assert main(["ledger", "budget", name, "--epsilon", "3"]) == 0
-    ledger.shut()
+    ledger.close()
 
 
 def test_the_names_of_a_federation_s_clients_do_without_what_tells_its_runs_apart(ledger):
@@ -902,9 +902,9 @@ def test_none_in_the_environment_is_no_ledger_and_a_relative_path_is_refused(tmp
     for more in ([], ["--ledger", "none"]):
         assert main(["ledger", "show", *more]) == 2
         assert main(["ledger", "budget", "digits", "--epsilon", "1", "--by-name", *more]) == 2
-        assert "this needs a ledger" in capsys.readouterr().err
-    with pytest.raises(SettingError, match="GNOMON_LEDGER says none"):
-        needed_path()
+        assert "this command needs a ledger" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="GNOMON_LEDGER is 'none'"):
+        required_path()
     monkeypatch.setenv("GNOMON_LEDGER", "ledger.sqlite")
     assert main([*short, "--out", "b"]) == 2
     assert "GNOMON_LEDGER = 'ledger.sqlite' is invalid; expected an absolute path" in capsys.readouterr().err
@@ -943,6 +943,6 @@ def test_a_tilde_is_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "kept").mkdir()
     ledger = Ledger("~/kept/l.sqlite")
-    ledger.shut()
-    assert ledger.path == needed_path("~/kept/l.sqlite") == tmp_path / "kept" / "l.sqlite"
+    ledger.close()
+    assert ledger.path == required_path("~/kept/l.sqlite") == tmp_path / "kept" / "l.sqlite"
     assert ledger.path.exists()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.data.sources import Records, Source, load
+from gnomon.data import Records, Source, load
 from gnomon.errors import SettingError
 from gnomon.models import NAMES, build, default_model, logistic, mlp, paper_cnn
 

@@ -105,7 +105,7 @@ def test_an_edited_or_missing_ledger_is_refused(stopped, capsys, tmp_path):
         connection.execute("DROP TRIGGER no_update")
         connection.execute("UPDATE entries SET content = replace(content, '\"steps\":6', '\"steps\":2')")
     assert main(["resume", str(stopped)]) == 2
-    assert "was changed" in capsys.readouterr().err
+    assert "edited entry" in capsys.readouterr().err
     ledger.unlink()
     assert main(["resume", str(stopped)]) == 2
     assert "ledger.sqlite" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def _compare(place: Path, outs: list[Path], report: Report, spare: dict[Path, in
         ledger = Ledger(place / "ledger.sqlite")
         ledger.verify()
         entered = list(ledger.state().runs.values())
-        ledger.shut()
+        ledger.close()
     except ValueError as error:
         report.damaged_ledgers += 1
         report.failures.append(str(error))

@@ -224,11 +224,11 @@ def test_changed_settings_are_refused_by_name(stopped, settings, named):
 def test_a_checkpoint_ahead_of_its_ledger_is_refused(tmp_path):
     t = trainer(tmp_path)
     take(t, 1)
-    t.ledger_session.ledger.shut()
+    t.ledger_session.ledger.close()
     shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "older.sqlite")
     take(t, 30)
     save_checkpoint(t, tmp_path)
-    t.ledger_session.ledger.shut()
+    t.ledger_session.ledger.close()
     os.replace(tmp_path / "older.sqlite", tmp_path / "ledger.sqlite")
     refused(tmp_path, "ahead")
 
@@ -246,14 +246,14 @@ def test_an_edited_ledger_is_refused(stopped):
     with sqlite3.connect(stopped / "ledger.sqlite") as connection:
         connection.execute("DROP TRIGGER no_update")
         connection.execute("UPDATE entries SET content = replace(content, '16', '1') WHERE kind = 'steps'")
-    with pytest.raises(ValueError, match="was changed"):
+    with pytest.raises(ValueError, match="edited entry"):
         trainer(stopped)
 
 
 def test_other_data_are_refused_and_leave_no_trace(stopped):
     t = trainer(stopped, seed=1)
     weights, entered = everything(t), len(t.ledger_session.ledger.state().runs)
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="other records"):
         restore_checkpoint(t, read_checkpoint(stopped), data(seed=3))
     assert all(torch.equal(one, other) for one, other in zip(everything(t), weights, strict=True))
     t.fit(data(seed=3))  # a run of its own, on its own data

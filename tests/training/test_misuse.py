@@ -432,7 +432,7 @@ def test_other_records_need_another_trainer(tmp_path):
     more = torch.cat([x, torch.randn(1, 3)])[1:], y  # one has gone, one has come
     one.fit(more)
     assert len(ledger.state().datasets) == 2
-    ledger.shut()
+    ledger.close()
 
 
 def test_a_restored_run_goes_on_with_its_own_records(tmp_path):
@@ -443,7 +443,7 @@ def test_a_restored_run_goes_on_with_its_own_records(tmp_path):
     restore_checkpoint(second, read_checkpoint(tmp_path), records(0))
     with pytest.raises(LedgerError, match="other records"):
         second.fit(records(1))
-    ledger.shut()
+    ledger.close()
 
 
 def test_more_records_than_declared_are_refused_where_full_batches_are_accounted():
@@ -488,7 +488,7 @@ def test_optimizers_schedulers_and_validation_sets_that_cannot_work_are_named_fi
     with pytest.raises(SettingError, match="ReduceLROnPlateau"):
         trainer(model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
     one = trainer()
-    with pytest.raises(TypeError, match="validation holds 1 things"):
+    with pytest.raises(TypeError, match="validation is a tuple of 1"):
         one.fit(records(), validation=(records()[0],))
     assert one.account.steps == 0
 

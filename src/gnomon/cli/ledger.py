@@ -89,10 +89,10 @@ def chosen(path: str | None) -> Ledger | None:
 
 def _told(ledger: Ledger) -> Ledger:
     """The ledger, after saying that it is new if nothing is in it: its path may be mistyped, or the file lost."""
-    from gnomon.ledger.ledger import unknown_before
+    from gnomon.ledger.ledger import new_ledger_notice
 
     if not ledger.head().number:
-        print(f"gnomon: {unknown_before(str(ledger.path))}", file=sys.stderr)
+        print(f"gnomon: {new_ledger_notice(str(ledger.path))}", file=sys.stderr)
     return ledger
 
 
@@ -160,9 +160,9 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
 
 
 def existing(args: argparse.Namespace) -> Ledger:
-    from gnomon.ledger import Ledger, needed_path
+    from gnomon.ledger import Ledger, required_path
 
-    path = needed_path(args.ledger)
+    path = required_path(args.ledger)
     if not path.exists():
         raise SettingError(
             "ledger", str(path), "a ledger that exists; the first private run makes it, or budget --by-name"
@@ -177,7 +177,7 @@ def _show(args: argparse.Namespace) -> int:
     state = ledger.state()
     if not args.json:
         print(f"ledger  {ledger.path}, head {state.head}")
-    for group in state.groups([ledger.find(args.dataset)] if args.dataset else state.datasets):
+    for group in state.groups([ledger.find_dataset(args.dataset)] if args.dataset else state.datasets):
         for unit in sorted({run.unit for run in state.runs.values() if run.dataset in group} | {RECORD}):
             (_print_json if args.json else _print_text)(ledger, group, unit, args.delta)
     return 0
@@ -209,8 +209,8 @@ def _print_text(ledger: Ledger, group: list[str], unit: str, delta: float) -> No
     total, state = ledger.total(dataset, delta, unit), ledger.state()
     print(f"\n{', '.join(state.labels(dataset))}  ({', '.join(group)}; unit: {unit})")
     print(f"  spent   {total.epsilon!r}, {counted(total.runs, 'run')}, {counted(total.steps, 'step')}")
-    if total.endless:
-        print(f"          infinite because of run {', '.join(total.endless)}: no noise, or next to none")
+    if total.infinite_runs:
+        print(f"          infinite because of run {', '.join(total.infinite_runs)}: no noise, or next to none")
     if total.declared < total.epsilon:
         print(f"          {total.declared!r} if all settings were fixed before the first result was seen")
     if total.budget is not None:
@@ -227,7 +227,7 @@ def _verify(args: argparse.Namespace) -> int:
     from gnomon.ledger import Head
 
     ledger = existing(args)
-    count = ledger.verify(None if args.head is None else Head.read(args.head))
+    count = ledger.verify(None if args.head is None else Head.parse(args.head))
     print(f"{counted(count, 'entry', 'entries')}, every one in its place; head {ledger.head()}")
     if count and ledger.state().key is None:
         print("the key of the records' marks is not bound to the entries yet: the next entry does it")
@@ -252,10 +252,10 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _budget(args: argparse.Namespace) -> int:
-    from gnomon.ledger import Budget, Ledger, needed_path
+    from gnomon.ledger import Budget, Ledger, required_path
 
     budget = Budget(args.epsilon, args.delta, args.declared)
-    ledger = _told(Ledger(needed_path(args.ledger))) if args.by_name else existing(args)
+    ledger = _told(Ledger(required_path(args.ledger))) if args.by_name else existing(args)
     dataset = (_by_name if args.by_name else _known)(ledger, args.dataset)
     ledger.set_budget(dataset, budget)
     together = f"all runs on {args.dataset} ({dataset}) together"
@@ -263,7 +263,7 @@ def _budget(args: argparse.Namespace) -> int:
     total = ledger.total(dataset, args.delta)
     print(f"spent   {total.epsilon!r}")
     if (total.declared if args.declared else total.epsilon) > args.epsilon:
-        why = f", because of run {', '.join(total.endless)} for good" if total.endless else ""
+        why = f", because of run {', '.join(total.infinite_runs)} for good" if total.infinite_runs else ""
         print(f"        more than the budget{why}: nothing will fit, every further run on these data is refused")
     return 0
 
@@ -271,9 +271,9 @@ def _budget(args: argparse.Namespace) -> int:
 def _known(ledger: Ledger, text: str) -> str:
     """A data set that runs count for already: a budget for an unknown name would protect nothing."""
     try:
-        return ledger.find(text)
+        return ledger.find_dataset(text)
     except SettingError as error:
-        if ledger.named(text):  # several
+        if ledger.datasets_named(text):  # several
             raise
         how = "data are known after the first run on them; before it, --by-name enters a name for runs with --data-id"
         raise SettingError("dataset", text, f"{error.expected}; {how}") from None
@@ -281,7 +281,7 @@ def _known(ledger: Ledger, text: str) -> str:
 
 def _by_name(ledger: Ledger, text: str) -> str:
     """A data set that its holder names, entered on first use."""
-    if others := [one for one in ledger.named(text) if not one.startswith("name:")]:
+    if others := [one for one in ledger.datasets_named(text) if not one.startswith("name:")]:
         allowed = f"another name to enter, or no --by-name: {text} is known by its records as {others[0]}"
         raise SettingError("dataset", text, allowed)
     print(f"runs count for {text} with --data-id {text}; without it they do NOT, whatever data they read.")
@@ -299,7 +299,7 @@ def _pay(args: argparse.Namespace) -> int:
 
 def _close(args: argparse.Namespace) -> int:
     ledger = existing(args)
-    ledger.close(args.closed)
+    ledger.close_run(args.closed)
     run = ledger.run(args.closed)
     print(f"run {run.id} is closed: {counted(run.reserved, 'step')} spent, {run.declared - run.reserved} free again")
     return 0

@@ -48,7 +48,7 @@ def add_site(commands: Any) -> None:
 def _site(args: argparse.Namespace) -> int:
     from gnomon.federated.deployment.node import supernode
     from gnomon.federated.deployment.site import check_site
-    from gnomon.ledger import needed_path
+    from gnomon.ledger import required_path
 
     files = {name: Path(getattr(args, name)) for name in ("root_certificates", "key", "federation")}
     for name, file in files.items():
@@ -61,7 +61,7 @@ def _site(args: argparse.Namespace) -> int:
         "data": data,
         "federation": str(files["federation"].absolute()),
         "state": str(Path(args.state).expanduser().absolute()),
-        "ledger": str(needed_path(args.ledger).absolute()),
+        "ledger": str(required_path(args.ledger).absolute()),
         "data-id": args.data_id,
     }
     words, environment = supernode(

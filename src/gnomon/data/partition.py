@@ -1,4 +1,4 @@
-"""How records are spread over clients: positions for each of them, disjoint, from a seed."""
+"""Partitions: rules that divide records among the clients of a federation, disjointly and from a seed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,33 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.errors import SettingError
 
-TRIES = 200
+MAX_DRAWS = 200
+"""Dirichlet draws before the search for one with enough records for every client is given up."""
 
 
 class Partition(Protocol):
-    """A rule that gives each client its records."""
+    """A rule that assigns records to clients."""
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The name of the rule in reports."""
 
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
-        """The positions of each client's records; no record belongs to two clients."""
+        """Return the sorted positions of each client's records; no record belongs to two clients.
+
+        Args:
+            targets: the targets of all records.
+            clients: the number of clients.
+            seed: the seed of the random draws.
+
+        Raises:
+            SettingError: if the records cannot be divided among so many clients.
+        """
 
 
 @dataclass(frozen=True)
 class IID:
-    """Shuffled and cut into equal parts.
+    """Shuffle the records and cut them into parts of equal size.
 
     >>> [len(part) for part in IID().split(torch.zeros(10), clients=3)]
     [4, 3, 3]
@@ -44,10 +54,10 @@ class IID:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is spread by proportions from a Dirichlet law; a small `alpha` makes clients unlike each other.
+    """Divide each class by proportions from a Dirichlet distribution; a small `alpha` makes clients heterogeneous.
 
-    As in FedFDP's code a client that has its share of all records gets no more of the next class, and the draw is
-    repeated until everybody has at least `least` records.
+    As in the code of FedFDP, a client that has its equal share of all records receives none of the next class, and the
+    draw is repeated until every client has at least `least` records.
 
     >>> parts = Dirichlet(alpha=0.5, least=5).split(torch.arange(10).repeat(20), clients=4)
     >>> sum(map(len, parts)), min(map(len, parts)) >= 5
@@ -68,27 +78,31 @@ class Dirichlet:
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
         random, labels = _generator(seed), _labels(targets)
         share = len(labels) / _count(clients, len(labels))
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             parts: list[list[int]] = [[] for _ in range(clients)]
             for label in np.unique(labels):
-                mine = random.permutation(np.flatnonzero(labels == label))
-                wanted = random.dirichlet(np.full(clients, self.alpha))
-                wanted *= [len(part) < share for part in parts]
-                if not wanted.sum() > 0:  # tiny alphas underflow: the neediest client takes the class
-                    wanted = np.zeros(clients)
-                    wanted[min(range(clients), key=lambda i: len(parts[i]))] = 1.0
-                cuts = (np.cumsum(wanted / wanted.sum())[:-1] * len(mine)).astype(int)
-                for part, some in zip(parts, np.split(mine, cuts), strict=True):
-                    part.extend(some.tolist())
+                members = random.permutation(np.flatnonzero(labels == label))
+                proportions = random.dirichlet(np.full(clients, self.alpha))
+                proportions *= [len(part) < share for part in parts]
+                if not proportions.sum() > 0:  # tiny alphas underflow: the client with the fewest takes the class
+                    proportions = np.zeros(clients)
+                    proportions[min(range(clients), key=lambda i: len(parts[i]))] = 1.0
+                cuts = (np.cumsum(proportions / proportions.sum())[:-1] * len(members)).astype(int)
+                for part, positions in zip(parts, np.split(members, cuts), strict=True):
+                    part.extend(positions.tolist())
             if min(map(len, parts)) >= self.least:
                 return _checked(parts)
-        raise SettingError("alpha", self.alpha, f"more, or fewer clients: none of {TRIES} draws gave "
-                                    f"each of {clients} clients {self.least} records")  # fmt: skip
+        raise SettingError(
+            "alpha",
+            self.alpha,
+            f"a larger value, or fewer clients: none of {MAX_DRAWS} draws gave each of {clients} clients "
+            f"{self.least} records",
+        )
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Sorted by class, cut into `per_client` shards for each client, dealt at random (McMahan et al. 2017).
+    """Sort by class, cut into `per_client` shards for each client, and deal them at random (McMahan et al. 2017).
 
     >>> parts = Shards(2).split(torch.arange(10).repeat_interleave(4), clients=5)
     >>> [len(part) for part in parts]
@@ -107,15 +121,15 @@ class Shards:
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
         labels = _labels(targets)
         shards = np.array_split(np.argsort(labels, kind="stable"), _count(clients, len(labels)) * self.per_client)
-        dealt = np.array_split(_generator(seed).permutation(len(shards)), clients)
-        return _checked([np.concatenate([shards[i] for i in hand]) for hand in dealt])
+        hands = np.array_split(_generator(seed).permutation(len(shards)), clients)
+        return _checked([np.concatenate([shards[i] for i in hand]) for hand in hands])
 
 
 @dataclass(frozen=True)
 class OneClass:
-    """Each client holds one class, and a share `rest` of its records drawn from all of them.
+    """Give each client one class, after a fraction `rest` of all records is divided evenly among the clients.
 
-    With more clients than classes several share a class; with fewer, some classes are nobody's.
+    With more clients than classes, several clients share a class; with fewer, the remaining classes are not assigned.
 
     >>> parts = OneClass().split(torch.tensor([0, 1, 0, 1]), clients=2)
     >>> [part.tolist() for part in parts]
@@ -126,7 +140,7 @@ class OneClass:
 
     def __post_init__(self) -> None:
         if not 0 <= validate.number("rest", self.rest) < 1:
-            raise SettingError("rest", self.rest, "a share, 0 or above and below 1")
+            raise SettingError("rest", self.rest, "a fraction that is at least 0 and below 1")
 
     @property
     def name(self) -> str:
@@ -136,23 +150,27 @@ class OneClass:
         random, labels = _generator(seed), _labels(targets)
         classes = np.unique(labels)
         parts: list[Any] = [np.zeros(0, int) for _ in range(_count(clients, len(labels)))]
-        loose = random.random(len(labels)) < self.rest
+        is_rest = random.random(len(labels)) < self.rest
         for number, label in enumerate(classes):
-            mine = np.flatnonzero((labels == label) & ~loose)
+            members = np.flatnonzero((labels == label) & ~is_rest)
             holders = range(number, clients, len(classes))
-            for client, some in zip(holders, np.array_split(mine, max(1, len(holders))), strict=False):
-                parts[client] = some
-        for client, some in enumerate(np.array_split(random.permutation(np.flatnonzero(loose)), clients)):
-            parts[client] = np.concatenate([parts[client], some])
+            for client, positions in zip(holders, np.array_split(members, max(1, len(holders))), strict=False):
+                parts[client] = positions
+        for client, positions in enumerate(np.array_split(random.permutation(np.flatnonzero(is_rest)), clients)):
+            parts[client] = np.concatenate([parts[client], positions])
         return _checked(parts)
 
 
 @dataclass(frozen=True)
 class ByKey:
-    """Everything with the same key, a speaker, a hospital, the value of a column, goes to one client.
+    """Assign all records with the same key, such as a speaker or a hospital, to one client.
 
-    Keys are dealt one after the other, the largest first, each to the client that has the fewest records then: clients
-    become as equal as they can, and small keys share a client. A client with fewer than `least` records is an error.
+    Keys are assigned in order of decreasing size, each to the client with the fewest records so far, which makes the
+    clients nearly equal; small keys share a client.
+
+    Args:
+        keys: the key of each record.
+        least: the smallest number of records that a client may have.
 
     >>> play = "ROMEO:\\nIs the day so young?\\n\\nBENVOLIO:\\nBut new struck nine.\\n\\nROMEO:\\nAy me!"
     >>> speakers = [speech.split(":\\n")[0] for speech in play.split("\\n\\n")]
@@ -166,21 +184,21 @@ class ByKey:
 
     def split(self, targets: Tensor, clients: int, seed: int = 0) -> list[Tensor]:
         if len(self.keys) != len(targets):
-            raise SettingError("keys", f"{len(self.keys)} of them", f"one for each of {len(targets)} records")
+            raise SettingError("number of keys", len(self.keys), f"one key for each of {len(targets)} records")
         groups: dict[Any, list[int]] = {}
         for position, key in enumerate(self.keys):
             groups.setdefault(key.item() if hasattr(key, "item") else key, []).append(position)
         if len(groups) < _count(clients, len(targets)):
             raise SettingError("clients", clients, f"at most {len(groups)}, the number of different keys")
-        parts = _dealt(list(groups.values()), clients)
+        parts = _deal(list(groups.values()), clients)
         if (fewest := min(map(len, parts))) < self.least:
-            fits = next((n for n in range(clients - 1, 0, -1) if _fits(groups, n, self.least)), 0)
-            allowed = f"at most {fits}: with {clients} of them one has {fewest} records, fewer than {self.least}"
-            raise SettingError("clients", clients, allowed)
+            most = next((n for n in range(clients - 1, 0, -1) if _fits(groups, n, self.least)), 0)
+            expected = f"at most {most}: with {clients} clients one has {fewest} records, fewer than {self.least}"
+            raise SettingError("clients", clients, expected)
         return _checked(parts)
 
 
-def _dealt(groups: list[list[int]], clients: int) -> list[list[int]]:
+def _deal(groups: list[list[int]], clients: int) -> list[list[int]]:
     parts: list[list[int]] = [[] for _ in range(clients)]
     for group in sorted(groups, key=len, reverse=True):
         min(parts, key=len).extend(group)
@@ -188,7 +206,7 @@ def _dealt(groups: list[list[int]], clients: int) -> list[list[int]]:
 
 
 def _fits(groups: Mapping[Any, list[int]], clients: int, least: int) -> bool:
-    return min(map(len, _dealt(list(groups.values()), clients))) >= least
+    return min(map(len, _deal(list(groups.values()), clients))) >= least
 
 
 def _generator(seed: int) -> np.random.Generator:
@@ -203,12 +221,14 @@ def _count(clients: int, records: int) -> int:
 
 def _labels(targets: Tensor) -> Any:
     if targets.ndim != 1:
-        raise SettingError("targets", f"of shape {tuple(targets.shape)}", "one class a record")
+        raise SettingError(
+            "shape of targets", tuple(targets.shape), "a shape with one dimension: one class for each record"
+        )
     return targets.cpu().numpy()
 
 
 def _checked(parts: Sequence[Any]) -> list[Tensor]:
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if empty:
-        raise SettingError("clients", len(parts), f"fewer: client {empty[0]} would have no record")
+        raise SettingError("clients", len(parts), f"a smaller number: client {empty[0]} would have no record")
     return [torch.as_tensor(np.sort(np.asarray(part, dtype=np.int64))) for part in parts]

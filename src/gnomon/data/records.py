@@ -1,4 +1,4 @@
-"""Records: inputs and targets that belong together, indexed along their first dimension."""
+"""Records: tensors of inputs and targets, indexed along their first dimension."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.errors import SettingError
+from gnomon.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
     """Inputs and targets of equal length.
 
-    One number gives a pair, so Records serve as a torch map-style data set. A slice, a tensor of
-    positions, a boolean mask or a list gives Records again.
+    An integer index returns a pair, so Records work as a torch map-style Dataset. A slice, a tensor of positions, a
+    boolean mask or a list returns Records.
+
+    Raises:
+        DataError: if inputs, targets and groups differ in length.
 
     >>> records = Records(torch.eye(3), torch.tensor([0, 1, 2]))
     >>> records[1]
@@ -31,19 +34,18 @@ class Records:
     inputs: Tensor  # (N, ...)
     targets: Tensor  # (N, ...)
     groups: NDArray[Any] | None = None  # (N,)
-    """Whose each record is, where that is known: a speaker, a hospital. Training never reads it."""
+    """The group of each record, such as a speaker or a hospital, where it is known. Training never reads it."""
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0:
-            shapes = (tuple(self.inputs.shape), tuple(self.targets.shape))
-            raise SettingError("shapes of (inputs, targets)", shapes, "at least one dimension for each")
+            shapes = f"{tuple(self.inputs.shape)} and targets of shape {tuple(self.targets.shape)}"
+            raise DataError("records", f"have inputs of shape {shapes}", "give each at least one dimension")
         if len(self.inputs) != len(self.targets):
-            lengths = (len(self.inputs), len(self.targets))
-            raise SettingError("lengths of (inputs, targets)", lengths, "one target for each input")
+            problem = f"have {len(self.inputs)} inputs and {len(self.targets)} targets"
+            raise DataError("records", problem, "give one target for each input")
         if self.groups is not None and self.groups.shape != (len(self.inputs),):
-            raise SettingError(
-                "shape of groups", self.groups.shape, f"one group for each of {len(self.inputs)} records"
-            )
+            problem = f"have groups of shape {self.groups.shape}"
+            raise DataError("records", problem, f"give one group for each of {len(self.inputs)} records")
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -59,7 +61,7 @@ class Records:
             return Records(self.inputs[index], self.targets[index], None if self.groups is None else self.groups[index])
         positions = torch.as_tensor(index)
         if positions.numel() == 0 and positions.dtype != torch.bool:
-            positions = positions.long()  # an empty list arrives as floats
+            positions = positions.long()  # torch converts an empty list to floats
         if positions.ndim == 0:
             positions = positions.reshape(1)
         groups = None if self.groups is None else self.groups[positions.cpu().numpy()]

@@ -1,4 +1,4 @@
-"""Refuses a run that the budget of its data set cannot pay for, and says which settings would fit."""
+"""Budget checks: refuse a run that would exceed the budget of its data set, and suggest settings that fit."""
 
 from __future__ import annotations
 
@@ -16,115 +16,121 @@ if TYPE_CHECKING:
     from gnomon.ledger.identity import Identity
     from gnomon.ledger.state import Budget, LedgerRun, State
 
-MOST_NOISE = 1e5
+LARGEST_NOISE = 1e5
+"""The largest noise multiplier that is tried in search of one that fits."""
 
 
 class OverBudget(SettingError):
-    """A run that the budget of its data set cannot pay for.
+    """A run would exceed the budget of its data set.
 
-    >>> raise OverBudget("run", "800 steps", "one that fits")
+    >>> raise OverBudget.with_message("800 steps on patients exceed the budget")
     Traceback (most recent call last):
-    gnomon.ledger.budget.OverBudget: run = '800 steps' is invalid; expected one that fits
+    gnomon.ledger.budget.OverBudget: 800 steps on patients exceed the budget
     """
 
 
-def endless(runs: Sequence[LedgerRun], delta: float) -> list[LedgerRun]:
-    """The runs that make a total infinite, if it is: those without noise, or with next to none."""
-    silent = [run for run in runs if run.account().noise_multiplier == 0]
-    return silent or [run for run in runs if run.account().epsilon(delta) == math.inf]
+def runs_of_infinite_epsilon(runs: Sequence[LedgerRun], delta: float) -> list[LedgerRun]:
+    """Return the runs that make an infinite total infinite: those without noise, else those with too little."""
+    noiseless = [run for run in runs if run.account().noise_multiplier == 0]
+    return noiseless or [run for run in runs if run.account().epsilon(delta) == math.inf]
 
 
-def exceeds(state: State, run: LedgerRun) -> bool:
-    """Whether this run and all others on its data could together exceed a budget.
+def exceeds_budget(state: State, run: LedgerRun) -> bool:
+    """Return whether this run and all others on its data could together exceed a budget.
 
-    Runs that are open count with all the steps that they declared: each was promised them.
+    An open run counts with all the steps that it declared, because it may take them without a further check.
     """
-    return bool(_exceeded(state, run))
+    return bool(_exceeded_budgets(state, run))
 
 
-def _exceeded(state: State, run: LedgerRun) -> list[Budget]:
+def _exceeded_budgets(state: State, run: LedgerRun) -> list[Budget]:
     budgets = state.budgets_on(run.dataset, run.unit)
-    accounts = [*_others(state, run), run.account(run.declared)] if budgets else []
+    accounts = [*_other_accounts(state, run), run.account(run.declared)] if budgets else []
     return [budget for budget in budgets if not within(accounts, budget)]
 
 
-def binding(budgets: list[Budget], accounts: list[Account]) -> Budget | None:
-    """The budget of which the accounts have used the largest part."""
+def tightest_budget(budgets: list[Budget], accounts: list[Account]) -> Budget | None:
+    """Return the budget of which the accounts have spent the largest fraction; None without a budget."""
     if len(budgets) < 2:
         return next(iter(budgets), None)
     return max(budgets, key=lambda budget: (float(cost(accounts, budget)) / budget.epsilon, -budget.epsilon))
 
 
-def refuse_excess(state: State, run: LedgerRun) -> None:
-    """An error if the run exceeds the budget, with the settings that would fit. Searching for them takes its time."""
-    exceeded = _exceeded(state, run)
-    accounts, budgets = _others(state, run), state.budgets_on(run.dataset, run.unit)
-    budget = binding(exceeded, [*accounts, run.account(run.declared)])
+def refuse_over_budget(state: State, run: LedgerRun) -> None:
+    """Raise OverBudget if the run exceeds a budget, with settings that would fit.
+
+    The search for these settings is slow: do not call this inside a transaction.
+    """
+    exceeded = _exceeded_budgets(state, run)
+    accounts, budgets = _other_accounts(state, run), state.budgets_on(run.dataset, run.unit)
+    budget = tightest_budget(exceeded, [*accounts, run.account(run.declared)])
     if budget is None:
         return
 
     def fits(account: Account) -> bool:
-        return all(within([*accounts, account], one) for one in budgets)
+        return all(within([*accounts, account], each) for each in budgets)
 
     spent = cost([*accounts, run.account()], budget)
-    others = [one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id]
-    waiting = [one for one in others if one.committed > one.reserved]
-    name = state.datasets[run.dataset]["name"]
-    asked = f"{counted(run.declared, 'step')} with noise multiplier {run.account().noise_multiplier:.4g} on {name}"
+    others = _other_runs(state, run)
+    name = state.datasets[run.dataset].name
+    refused = (
+        f"{counted(run.declared, 'step')} with noise multiplier {run.account().noise_multiplier:.4g} on {name} would "
+        f"exceed the budget epsilon = {budget.epsilon:.15g} at delta = {budget.delta:g}"
+    )
     if spent == math.inf:
-        caused = ", ".join(one.id for one in endless([*filter(_counts, others), run], budget.delta))
-        raise OverBudget(
-            "run",
-            asked,
-            f"none on these data: run {caused} has an infinite epsilon, and so has their total. Nothing fits the "
-            f"budget epsilon = {budget.epsilon:.15g} any more",
+        spending = [other for other in others if other.committed > 0]
+        infinite = ", ".join(each.id for each in runs_of_infinite_epsilon([*spending, run], budget.delta))
+        raise OverBudget.with_message(
+            f"{refused}: run {infinite} has an infinite epsilon, so the total is infinite and no further run on these "
+            "data fits",
+            name="run",
         )
-    raise OverBudget(
-        "run",
-        asked,
-        f"one that fits: of the budget epsilon = {budget.epsilon:.15g} at delta = {budget.delta:g}, "
-        f"{digits(spent)} is spent or promised to open runs, "
+    unfinished = [other for other in others if other.committed > other.reserved]
+    raise OverBudget.with_message(
+        f"{refused}: {digits(spent)} is spent or reserved for open runs, "
         f"{digits(max(0.0, budget.epsilon - spent), lower=True)} is left. "
-        f"{_fewer(run, fits)}{_noisier(run, fits)}{_open(waiting)}",
+        f"{_suggest_steps(run, fits)}{_suggest_noise(run, fits)}{_list_open_runs(unfinished)}",
+        name="run",
     )
 
 
-def refuse_nameless(state: State, identity: Identity) -> None:
-    """An error for records that are new to a ledger with a budget by name: a changed copy would escape the budget."""
-    names = [one.removeprefix("name:") for one in state.named_budgets()]
+def refuse_unnamed(state: State, identity: Identity) -> None:
+    """Refuse unknown records without a declared name in a ledger that has a budget for a declared name.
+
+    A changed copy of the named data is not recognised by content and would escape that budget.
+    """
+    names = [dataset.removeprefix("name:") for dataset in state.named_budgets()]
     if not names or not identity.sketch or state.matches(identity):
         return
-    raise SettingError(
-        "data-id",
-        None,
-        f"the name of the data set (--data-id NAME, dataset=NAME in Python): this ledger has a budget by name, for "
-        f"{', '.join(names)}, and has never seen these records. If they are the same people, changed or not, give "
-        "that name; if they are others, give one of their own",
+    raise SettingError.with_message(
+        f"data-id is not set: this ledger has a budget by name, for {', '.join(names)}, and these records are not in "
+        "it. Declare the name of the data set (--data-id NAME, dataset=NAME in Python): that name if the records are "
+        "of the same people, changed or not; a new name if they are of others",
+        name="data-id",
     )
 
 
-def _others(state: State, run: LedgerRun) -> list[Account]:
-    others = (one for one in state.runs_on(run.dataset, run.unit) if one.id != run.id)
-    return [one.account(one.committed) for one in others if _counts(one)]
+def _other_runs(state: State, run: LedgerRun) -> list[LedgerRun]:
+    return [other for other in state.runs_on(run.dataset, run.unit) if other.id != run.id]
 
 
-def _counts(run: LedgerRun) -> bool:
-    return run.committed > 0
+def _other_accounts(state: State, run: LedgerRun) -> list[Account]:
+    return [other.account(other.committed) for other in _other_runs(state, run) if other.committed > 0]
 
 
 def within(accounts: list[Account], budget: Budget) -> bool:
-    """Whether the accounts together keep the budget."""
+    """Return whether the accounts together stay within the budget."""
     if budget.declared:
         return composed(accounts, budget.delta, budget.adjacency) <= budget.epsilon
     return passes(accounts, budget.epsilon, budget.delta, budget.adjacency)
 
 
 def cost(accounts: list[Account], budget: Budget) -> Epsilon:
-    """What the accounts cost together, in the terms of the budget."""
+    """Return the total epsilon of the accounts by the composition that the budget uses."""
     return (composed if budget.declared else filtered)(accounts, budget.delta, budget.adjacency)
 
 
-def _fewer(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
+def _suggest_steps(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     half, stride = run.declared // 2, max(1, run.declared // 8)
     steps = largest_integer(lambda n: fits(run.account(n)), half, stride, run.declared)
     if steps <= run.reserved:
@@ -132,8 +138,8 @@ def _fewer(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     return f"{steps} of the {run.declared} steps ({steps / run.declared:.0%} of the epochs) fit with this noise"
 
 
-def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
-    """The noise multiplier at which the whole run fits, rounded up to three digits."""
+def _suggest_noise(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
+    """Return a sentence with the noise multiplier at which the whole run fits, rounded up to three digits."""
 
     def enough(sigma: float) -> bool:
         settings = run.settings | {"noise_multiplier": sigma, "steps": run.declared}
@@ -142,7 +148,7 @@ def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     low = max(run.account().noise_multiplier, 1e-3)
     high = low
     while not enough(high):
-        if high > MOST_NOISE:
+        if high > LARGEST_NOISE:
             return "; no noise multiplier makes all of them fit."
         low, high = high, 2 * high
     while high > 1.005 * low:
@@ -151,9 +157,12 @@ def _noisier(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     return f"; all of them fit with a noise multiplier of {digits(high, significant=3)} or more."
 
 
-def _open(waiting: list[LedgerRun]) -> str:
-    if not waiting:
+def _list_open_runs(runs: list[LedgerRun]) -> str:
+    if not runs:
         return ""
-    names = ", ".join(f"{run.id} ({counted(run.declared - run.reserved, 'step')})" for run in waiting[:3])
-    more = " ..." if len(waiting) > 3 else ""
-    return f" Open runs hold steps: {names}{more}; `gnomon ledger close RUN` frees those of a run that will not go on."
+    names = ", ".join(f"{run.id} ({counted(run.declared - run.reserved, 'step')})" for run in runs[:3])
+    more = " ..." if len(runs) > 3 else ""
+    return (
+        f" Open runs hold declared steps: {names}{more}; `gnomon ledger close RUN` frees the steps of a run that will "
+        "not continue."
+    )

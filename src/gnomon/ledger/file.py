@@ -1,9 +1,9 @@
-"""The file of a ledger: rows that are only ever added, each bound to the one before by its hash.
+"""The ledger file: an append-only SQLite table of entries, each chained to its predecessor by a hash.
 
-SQLite with a write-ahead log and `synchronous = FULL`: a row that was added survives a kill at any moment and a
-power cut. The hashes show edits and gaps, and an edited key: the first row commits to it (in a ledger of an earlier
-version, the next row that is added). That the last rows were cut off shows only beside a head that was kept
-elsewhere; checkpoints and statements keep one.
+SQLite runs with a write-ahead log and `synchronous = FULL`, so a committed entry survives a killed process and a power
+failure. The hash chain reveals edited and missing entries, and a replaced key, because the first entry commits to the
+key (in a ledger that predates the commitment: the next entry that is appended). Entries that were truncated at the end
+are detected only against a head that was stored elsewhere; checkpoints and statements store one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-PATIENCE = 60.0
-"""Seconds to wait for another process that writes."""
+from gnomon.errors import DataError, GnomonError, StateError
+
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for the write lock of another process."""
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -32,20 +34,40 @@ SCHEMA = (
 )
 
 
-class LedgerError(ValueError):
-    """A ledger that cannot be read, written or trusted; nothing is released then.
+class LedgerError(GnomonError, ValueError):
+    """The ledger did not record the spending of a run, so that nothing may be released.
 
-    >>> raise LedgerError("ledger.sqlite: entry 3 was changed")
+    `LedgerFileError` and `LedgerStateError` say whether the file or the call is at fault.
+
+    >>> raise LedgerError("run 3f2a90c1d4e5 is not in the ledger")
     Traceback (most recent call last):
-    gnomon.ledger.file.LedgerError: ledger.sqlite: entry 3 was changed
+    gnomon.ledger.file.LedgerError: run 3f2a90c1d4e5 is not in the ledger
+    """
+
+
+class LedgerFileError(LedgerError, DataError):
+    """A ledger file cannot be read, written or trusted.
+
+    >>> raise LedgerFileError("ledger.sqlite", "has an edited entry 3", "restore a backup")
+    Traceback (most recent call last):
+    gnomon.ledger.file.LedgerFileError: ledger.sqlite has an edited entry 3: restore a backup
+    """
+
+
+class LedgerStateError(LedgerError, StateError):
+    """A call is not possible for a run as the ledger records it, for example a step beyond those declared.
+
+    >>> raise LedgerStateError("run 3f2a90c1d4e5 is closed")
+    Traceback (most recent call last):
+    gnomon.ledger.file.LedgerStateError: run 3f2a90c1d4e5 is closed
     """
 
 
 @dataclass(frozen=True)
 class Head:
-    """The number and the hash of the last entry: whoever keeps it can tell later whether entries were lost.
+    """The number and the hash of the last entry. Stored elsewhere, it later proves whether entries were lost.
 
-    >>> Head.read("3:ab12").number
+    >>> Head.parse("3:ab12").number
     3
     """
 
@@ -56,17 +78,23 @@ class Head:
         return f"{self.number}:{self.hash}"
 
     @classmethod
-    def read(cls, text: str) -> Head:
-        """The head that `str` wrote."""
-        number, colon, mark = text.partition(":")
-        if not (number.isdigit() and colon and mark):
-            raise LedgerError(f"head = {text!r} is not NUMBER:HASH, as statements and `gnomon ledger show` print it")
-        return cls(int(number), mark)
+    def parse(cls, text: str) -> Head:
+        """Parse the text form NUMBER:HASH, as `str(head)` writes it.
+
+        Raises:
+            LedgerError: if the text has another form.
+        """
+        number, colon, digest = text.partition(":")
+        if not (number.isdigit() and colon and digest):
+            raise LedgerError(
+                f"head = {text!r} is invalid; expected NUMBER:HASH, as statements and `gnomon ledger show` print it"
+            )
+        return cls(int(number), digest)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row."""
+    """One entry of the ledger: an event with its number, time, kind, content and chained hash."""
 
     number: int
     time: str
@@ -76,13 +104,13 @@ class Entry:
 
 
 class LedgerFile:
-    """The rows of one file, read and added inside transactions that one thread of one process at a time can hold.
+    """The SQLite file of a ledger, with exclusive transactions across threads and processes.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     store = LedgerFile(Path(place) / "ledger.sqlite")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = LedgerFile(Path(folder) / "ledger.sqlite")
     ...     with store.transaction() as rows:
-    ...         before = rows.since(rows.start)
+    ...         before = rows.entries_after(rows.start)
     ...         head = rows.append("note", {"text": "hello"}, rows.start).number
     ...     store.close()
     >>> before, head
@@ -92,12 +120,12 @@ class LedgerFile:
     def __init__(self, path: Path, *, make_folder: bool = False) -> None:
         self.path, self._make_folder = path, make_folder
         self._process = os.getpid()
-        self._connections: dict[int, sqlite3.Connection] = {}  # by thread: two cannot share a transaction
+        self._connections: dict[int, sqlite3.Connection] = {}  # by thread id: threads cannot share a transaction
         self._abandoned: list[sqlite3.Connection] = []
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerRows]:
-        """Waits for other writers, then sees and adds rows alone. An error undoes everything."""
+        """Hold the write lock while entries are read and appended; roll back if an exception leaves the block."""
         try:
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
@@ -112,38 +140,41 @@ class LedgerFile:
             raise self._explained(error) from error
 
     def close(self) -> None:
-        self._leave_after_fork()
+        """Close the connections of all threads."""
+        self._abandon_after_fork()
         while self._connections:
             self._connections.popitem()[1].close()
 
-    def _leave_after_fork(self) -> None:
+    def _abandon_after_fork(self) -> None:
         if self._process != os.getpid():
-            self._abandoned += self._connections.values()  # must not be used, nor closed, after a fork
+            # SQLite forbids using or closing an inherited connection in a forked child, so keep references to them.
+            self._abandoned += self._connections.values()
             self._connections, self._process = {}, os.getpid()
 
     def _connect(self) -> sqlite3.Connection:
-        self._leave_after_fork()
-        if (known := self._connections.get(get_ident())) is not None:
-            return known
+        self._abandon_after_fork()
+        if (connection := self._connections.get(get_ident())) is not None:
+            return connection
         try:
             if self._make_folder:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # for its owner alone: who has the key can ask the marks whether somebody is among the records
+            # Owner-only: with the key in this file, the fingerprints reveal whether a given record is in the data.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         except FileNotFoundError:
-            raise LedgerError(
-                f"the ledger {self.path} cannot be made: there is no folder {self.path.parent}. If the path is right, "
-                "make the folder first; a mistyped one would start an empty ledger"
+            raise LedgerFileError(
+                f"ledger {self.path}",
+                f"cannot be created, because there is no folder {self.path.parent}",
+                "create the folder if the path is right; a mistyped path would start an empty ledger",
             ) from None
         except OSError as error:
-            raise LedgerError(
-                f"the ledger {self.path} cannot be made or written ({error.strerror}): name another file"
+            raise LedgerFileError(
+                f"ledger {self.path}", f"cannot be created or written ({error.strerror})", "name another file"
             ) from None
-        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and not {"about", "entries"} <= tables:
             connection.close()
-            raise LedgerError(f"{self.path} is not a ledger of gnomon: name another file")
+            raise _not_a_ledger(self.path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if not tables:
@@ -151,61 +182,70 @@ class LedgerFile:
         self._connections[get_ident()] = connection
         return connection
 
-    def _explained(self, error: sqlite3.Error) -> LedgerError:
-        remedy = "nothing was released; free the disk or name another file"
-        if "locked" in str(error):
-            remedy = f"another process has been writing for {PATIENCE:.0f} s; nothing was released"
-        elif "not a database" in str(error):
+    def _explained(self, error: sqlite3.Error) -> LedgerFileError:
+        """Return the ledger error for an SQLite error, with the remedy for its cause."""
+        text = str(error)
+        if "locked" in text:
+            remedy = f"another process held the write lock for {LOCK_TIMEOUT:.0f} s; nothing was released; try again"
+        elif "not a database" in text:
             remedy = (
-                "it is not a ledger, or damaged; name another file, or restore the ledger from a copy and do not start "
-                "a new one for the same data"
+                "the file is not a ledger, or damaged; name another file, or restore the ledger from a backup; do not "
+                "start a new ledger for the same data"
             )
-        elif "malformed" in str(error):
-            remedy = "the file is damaged; restore it from a copy, do not start a new one for the same data"
-        return LedgerError(f"the ledger {self.path} cannot be used ({error}): {remedy}")
+        elif "malformed" in text:
+            remedy = "the file is damaged; restore a backup; do not start a new ledger for the same data"
+        else:
+            remedy = "nothing was released; free disk space or name another file"
+        return LedgerFileError(f"ledger {self.path}", f"cannot be used ({error})", remedy)
 
 
 class LedgerRows:
-    """The rows as one transaction sees them."""
+    """The entries of a ledger file, as one transaction sees them."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self._path = connection, path
         self.about: dict[str, str] = dict(connection.execute("SELECT name, value FROM about"))
         if not {"id", "key"} <= set(self.about):
-            raise LedgerError(f"{path} is not a ledger of gnomon: name another file")
+            raise _not_a_ledger(path)
         self.start = Head(0, hashlib.sha256(f"gnomon ledger {self.about['id']}".encode()).hexdigest())
         key = f"gnomon ledger key {self.about['id']} {self.about['key']}"
         self.commitment = hashlib.sha256(key.encode()).hexdigest()
-        """What a row says of the key: it binds the key to the chain of hashes, and does not give it away."""
+        """Hash of the key that an entry records: it binds the key to the hash chain without revealing it."""
 
-    def since(self, head: Head) -> list[Entry]:
-        """The rows after a head, checked link by link; an error if the head is not there or a link is broken."""
+    def entries_after(self, head: Head) -> list[Entry]:
+        """Return the entries after a head, each verified against its predecessor.
+
+        Raises:
+            LedgerFileError: if the entry of the head is missing or differs, or if the hash chain is broken.
+        """
         if head.number and self._hash(head.number) != head.hash:
-            raise LedgerError(
-                f"{self._path}: entry {head.number} is missing or not the one known as {head.hash[:12]}: the ledger "
-                "was cut, changed or replaced by an older copy; restore the right one"
+            raise LedgerFileError(
+                f"ledger {self._path}",
+                f"lacks entry {head.number}, or its hash is not {head.hash[:12]}..., so entries are missing or edited",
+                "it was truncated, edited or replaced by an older copy; restore the latest copy",
             )
-        found, last = [], head
-        for number, time, kind, content, mark in self._connection.execute(
+        entries, last = [], head
+        for number, time, kind, content, digest in self._connection.execute(
             "SELECT number, time, kind, content, hash FROM entries WHERE number > ? ORDER BY number", (head.number,)
         ):
-            if number != last.number + 1 or mark != _link(last, number, time, kind, content):
-                raise LedgerError(
-                    f"{self._path}: entry {number} was changed, or one before it is missing: what was spent is not "
-                    "known; restore the ledger from a copy"
+            if number != last.number + 1 or digest != _chained_hash(last, number, time, kind, content):
+                raise LedgerFileError(
+                    f"ledger {self._path}",
+                    f"has an edited entry {number}, or lacks an entry before it, so the spending is unknown",
+                    "restore a backup",
                 )
-            found.append(Entry(number, time, kind, json.loads(content), mark))
-            last = Head(number, mark)
-        return found
+            entries.append(Entry(number, time, kind, json.loads(content), digest))
+            last = Head(number, digest)
+        return entries
 
     def append(self, kind: str, content: dict[str, Any], last: Head) -> Entry:
-        """Add a row after the last one."""
+        """Append an entry after `last`, the present head, and return it."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         number = last.number + 1
-        mark = _link(last, number, time, kind, text)
-        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", (number, time, kind, text, mark))
-        return Entry(number, time, kind, content, mark)
+        digest = _chained_hash(last, number, time, kind, text)
+        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", (number, time, kind, text, digest))
+        return Entry(number, time, kind, content, digest)
 
     def _hash(self, number: int) -> str | None:
         row = self._connection.execute("SELECT hash FROM entries WHERE number = ?", (number,)).fetchone()
@@ -213,7 +253,7 @@ class LedgerRows:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """An empty ledger with a name of its own and a key for the marks of records."""
+    """Create an empty ledger with a random id and a random key for the fingerprints of records."""
     connection.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA:
         connection.execute(statement)
@@ -222,5 +262,9 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _link(last: Head, number: int, time: str, kind: str, content: str) -> str:
+def _not_a_ledger(path: Path) -> LedgerFileError:
+    return LedgerFileError(path, "is not a ledger of gnomon", "name another file")
+
+
+def _chained_hash(last: Head, number: int, time: str, kind: str, content: str) -> str:
     return hashlib.sha256("\n".join([last.hash, str(number), time, kind, content]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Which data set this is: by what its records contain, or by a name that its holder declares."""
+"""The identity of a data set: a fingerprint of its records' contents, or a name that its holder declares."""
 
 from __future__ import annotations
 
@@ -12,66 +12,79 @@ import torch
 from gnomon.data import Loader
 from gnomon.errors import SettingError
 
-NAME = "name:"
-"""How the ids of data sets begin that their holder named; all others are hashes."""
+NAME_PREFIX = "name:"
+"""Prefix of the ids of data sets that are identified by a declared name; all other ids are hashes of contents."""
 
-SKETCH = 1024
-"""How many marks stand for a data set. Another one is recognised if it shares about a thousandth of its records."""
+SKETCH_SIZE = 1024
+"""Number of record hashes kept for a data set. A set that shares about a thousandth of its records is recognised."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A mark of the whole data set and a sketch: the smallest keyed hashes of its records.
+    """The id of a data set and a sketch of its records: the smallest keyed hashes.
 
-    A copy of the data with a record more or less, in another order, or a part of it has another mark but shares
-    part of the sketch, and so is recognised. The key stays in the ledger; without it the hashes say nothing.
+    A copy with one record more or less, in another order, or a subset has another id but shares part of the sketch,
+    and so is recognised. The key stays in the ledger; without it the hashes reveal nothing about a record.
     """
 
-    mark: str
+    id: str
     sketch: frozenset[str]
     records: int | None = None
-    """How many records there are, where they were looked at."""
+    """The number of records, or None for a declared name."""
 
 
-def declared(name: str) -> Identity:
-    """The identity of a data set that its holder names; the name alone counts, not the content.
+def identity_of_name(name: str) -> Identity:
+    """Return the identity of a data set by its declared name, whatever its records contain.
 
-    >>> declared("patients") == declared("name:patients")  # as the ledger lists it
+    Raises:
+        SettingError: if the name is empty.
+
+    >>> identity_of_name("patients") == identity_of_name("name:patients")  # the form in which the ledger lists it
     True
     """
-    plain = name.strip().removeprefix(NAME)
+    plain = name.strip().removeprefix(NAME_PREFIX)
     if not plain:
-        raise SettingError("dataset", name, "a name")
-    return Identity(NAME + plain, frozenset())
+        raise SettingError("dataset", name, "a name with at least one character")
+    return Identity(NAME_PREFIX + plain, frozenset())
 
 
-def is_name(dataset: str) -> bool:
-    """Whether the id of a data set is a declared name, so that nothing about it depends on a record.
+def is_declared_name(dataset: str) -> bool:
+    """Return whether the id of a data set is a declared name, and therefore independent of every record.
 
-    >>> is_name(declared("patients").mark), is_name("3f2a90c1d4e5b607")
+    >>> is_declared_name(identity_of_name("patients").id), is_declared_name("3f2a90c1d4e5b607")
     (True, False)
     """
-    return dataset.startswith(NAME)
+    return dataset.startswith(NAME_PREFIX)
 
 
-def by_content(data: Any, key: bytes) -> Identity:
-    """The identity of records by their inputs as float32, under a ledger's key. Labels and order do not count.
+def identity_of_records(data: Any, key: bytes) -> Identity:
+    """Return the identity of records by the contents of their inputs, under a ledger's key.
 
-    The same values stored with more bits are known again. Other values are other records: scaled, jittered or rounded
-    ones, also by way of float16, and those of permuted columns.
+    Inputs are compared as float32; labels and order do not count. The same values in a wider type are recognised.
+    Changed values are different records: scaled, jittered or rounded ones (also by a detour over float16), and those
+    with permuted columns.
+
+    Args:
+        data: the records, or a Loader of them.
+        key: the ledger's secret key.
+
+    Raises:
+        SettingError: if reading the same item twice gives different values, as under random augmentation.
 
     >>> x = torch.arange(6.0).reshape(3, 2)
-    >>> a = by_content((x, torch.zeros(3)), b"key")
-    >>> b = by_content((x.flip(0), torch.ones(3)), b"key")
-    >>> a == b, bool(a.sketch & by_content((x[:2], torch.zeros(2)), b"key").sketch)
+    >>> a = identity_of_records((x, torch.zeros(3)), b"key")
+    >>> b = identity_of_records((x.flip(0), torch.ones(3)), b"key")
+    >>> a == b, bool(a.sketch & identity_of_records((x[:2], torch.zeros(2)), b"key").sketch)
     (True, True)
     """
     loader = data if isinstance(data, Loader) else Loader(data)
     first = torch.tensor([0])
-    if list(loader.marks(first)) != list(loader.marks(first)):
-        raise SettingError(
-            "dataset", None, "a name for these data: their items change each time they are read, by augmentation maybe"
+    if list(loader.fingerprints(first)) != list(loader.fingerprints(first)):
+        raise SettingError.with_message(
+            "dataset is not set, and the items of these data change each time they are read, perhaps by random "
+            "augmentation, so that their contents do not identify them: declare a name with dataset=NAME (--data-id)",
+            name="dataset",
         )
-    marks = {hashlib.blake2b(one, key=key, digest_size=8).hexdigest() for one in loader.marks()}
-    whole = hashlib.blake2b("".join(sorted(marks)).encode(), key=key, digest_size=8)
-    return Identity(whole.hexdigest(), frozenset(heapq.nsmallest(SKETCH, marks)), len(loader))
+    hashes = {hashlib.blake2b(content, key=key, digest_size=8).hexdigest() for content in loader.fingerprints()}
+    whole = hashlib.blake2b("".join(sorted(hashes)).encode(), key=key, digest_size=8)
+    return Identity(whole.hexdigest(), frozenset(heapq.nsmallest(SKETCH_SIZE, hashes)), len(loader))

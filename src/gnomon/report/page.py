@@ -18,7 +18,7 @@ from gnomon.figures.comparison import comparison_pictures
 from gnomon.figures.diagnostics import diagnostic_pictures
 from gnomon.figures.picture import Picture
 from gnomon.figures.training import training_pictures
-from gnomon.ledger.identity import is_name
+from gnomon.ledger.identity import is_declared_name
 from gnomon.report.claim import claims, doubts
 from gnomon.report.read import ComparedRow, ComparedRuns, Found, Reproduction, SavedRun, read_run
 from gnomon.report.repeat import compare_command, run_command
@@ -192,7 +192,7 @@ def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
 def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]]:
     if not ledger:
         return []
-    if not is_name(str(ledger.get("dataset"))):  # also of an earlier version, which stated the total of any data set
+    if not is_declared_name(str(ledger.get("dataset"))):  # an earlier version stated it for any data set
         return [("epsilon of all runs together", TOTAL_NOT_STATED)]
     spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
     terms = ([] if delta is None else [f"delta = {delta:g}"]) + ([ledger["adjacency"]] if "adjacency" in ledger else [])

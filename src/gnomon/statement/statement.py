@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon.accounting import Account, Epsilon, digits
 from gnomon.errors import SettingError
-from gnomon.ledger.ledger import unknown_before
+from gnomon.ledger.ledger import new_ledger_notice
 from gnomon.ledger.session import LedgerSession
 from gnomon.statement.explanation import describe_neighbours
 from gnomon.text import counted
@@ -217,9 +217,9 @@ def ledger_caveats(ledger_session: LedgerSession) -> list[str]:
     >>> ledger_caveats(LedgerSession(None, Account(Poisson(0.1), 1.0), steps=10))
     []
     """
-    if ledger_session.ledger is None or not ledger_session.began_ledger():
+    if ledger_session.ledger is None or not ledger_session.is_first_run():
         return []
-    return [f"{unknown_before(ledger_session.ledger.path.name)}."]
+    return [f"{new_ledger_notice(ledger_session.ledger.path.name)}."]
 
 
 def ledger_note(ledger_session: LedgerSession, delta: float) -> dict[str, Any] | None:
@@ -236,7 +236,7 @@ def ledger_note(ledger_session: LedgerSession, delta: float) -> dict[str, Any] |
     if ledger_session.ledger is None:
         return None
     if not ledger_session.named:
-        return {"run": ledger_session.run, "head": str(ledger_session.head())} if ledger_session.recognised else None
+        return {"run": ledger_session.run, "head": str(ledger_session.head())} if ledger_session.identified else None
     total = ledger_session.total(delta)
     if total is None:
         return None

@@ -95,7 +95,7 @@ def _check_entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check
         yield Check("ledger", False, "the statement says that the run is in no ledger")
         return
     try:
-        head = Head.read(stated["head"])
+        head = Head.parse(stated["head"])
         ledger.verify(head)
         yield Check("head", True, f"entry {head.number} was the last entry when the statement was written")
     except LedgerError as error:
@@ -107,7 +107,7 @@ def _check_entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check
         return
     yield Check("run", True, f"{run.id} was entered at {run.time}")
     if stated.get("dataset"):
-        same = stated["dataset"] in state.family(run.dataset)
+        same = stated["dataset"] in state.related(run.dataset)
         yield Check("data set", same, f"{run.dataset}" + ("" if same else f", stated {stated['dataset']}"))
     else:
         yield Check("data set", None, f"{run.dataset} in the ledger; a statement names a declared data set only")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon.accounting import Sampling
-from gnomon.data import Loader
+from gnomon.data import FingerprintCache, Loader
 from gnomon.errors import StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.methods import Method, Update
@@ -95,6 +95,8 @@ class Admission:
         self.layouts = layouts or Layouts()
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
+        self.fingerprint_cache = FingerprintCache()
+        """Fingerprints of the training records, shared by the checks that need them as long as no byte changes."""
         self._checked: _Checked | None = None
         self._admitted: _Checked | None = None
         self._shapes = set() if example is None else {_shape(example)}
@@ -128,7 +130,7 @@ class Admission:
         """
         check_model(self.model)
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
-        loader = Loader(train, "train", device)
+        loader = Loader(train, "train", device, cache=self.fingerprint_cache)
         check_size(self.sampler, len(loader))
         if self._checked is None or not self._checked.same(self._now(method, loss)):
             some = self._some(loader)

@@ -53,7 +53,7 @@ class Checkpoint:
 
     @property
     def head(self) -> Head:
-        return Head.read(self.facts["head"])
+        return Head.parse(self.facts["head"])
 
 
 def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:

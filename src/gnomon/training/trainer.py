@@ -178,7 +178,6 @@ class Trainer:
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
         self.average = averaging(model, optimizer, ema_decay, always=mechanism.method.average)
-        self.membership = MembershipCheck()
         self.admission = Admission(
             model,
             mechanism.sampler,
@@ -188,6 +187,7 @@ class Trainer:
             coordinates=self.engine.trial_coordinates,
             layouts=self.engine.layouts,
         )
+        self.membership = MembershipCheck(self.admission.fingerprint_cache)
         if example is not None:
             self.admission.check(self.method, self.loss, *example)
 

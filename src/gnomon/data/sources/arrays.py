@@ -1,4 +1,4 @@
-"""A user's own arrays, from an .npz file."""
+"""A user's own arrays, from an .npz file whose sizes are checked before it is read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.data.records import Records
-from gnomon.data.sources.holdout import holdout
-from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.source import Source
+from gnomon.data.sources.source import Source, class_labels
+from gnomon.data.split import holdout
 from gnomon.errors import DataError
 from gnomon.memory import available_memory, format_bytes
 
@@ -27,22 +26,25 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("inputs", "targets")
 HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 MAGIC = b"\x93NUMPY"
-SHRINKS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-"""By which factor a member of an archive can be smaller than what it unpacks to, at most; np.savez writes these two."""
+COMPRESSION_FACTORS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""The largest possible compression factor of each method that np.savez and np.savez_compressed use."""
 SLACK = 2**16
-"""Bytes by which a member may exceed that, for its own header."""
-DAMAGED = "the file is damaged or was made to exhaust memory; get it again, or write it anew with np.savez"
-SMALLER = "store fewer records or smaller numbers (float32, uint8), or read it where there is more memory"
+"""Bytes by which a member may exceed this factor, for its own header."""
+DAMAGED = "the file is damaged or was made to exhaust memory; download it again, or write it again with np.savez"
+SMALLER = "store fewer records or a smaller type (float32, uint8), or use a machine with more memory"
 LAYOUT = "store x_train, y_train, x_test and y_test, or inputs and targets, with np.savez"
 
 
 def npz(path: Path) -> Source:
-    """The arrays x_train, y_train, x_test, y_test; or inputs and targets, of which a fixed fifth is the test.
+    """Load the arrays x_train, y_train, x_test and y_test; or inputs and targets, with a fixed fifth as the test set.
 
     Inputs become float32; unsigned bytes (uint8) are divided by 255 and other numbers are not, so x_train and x_test
-    must both be bytes, or neither. Labels are whole numbers from 0. The number of classes is the array `classes` when
-    the file has one. Otherwise it is read off the largest label, which makes that label public. The array `groups`, if
-    there is one, says whose each record of x_train (or inputs) is.
+    must both be bytes, or neither. Labels are whole numbers from 0. The number of classes is the array `classes` if
+    the file has one; otherwise it is read off the largest label, which makes that label public. The optional array
+    `groups` holds the group of each record of x_train (or inputs), such as a speaker or a hospital.
+
+    Raises:
+        DataError: if the file is missing, damaged, too large for the memory, or lacks these arrays.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +56,7 @@ def npz(path: Path) -> Source:
     stored = _read(path)
     classes = _classes(stored, path)
     if all(name in stored for name in SPLIT):
-        _one_scale(stored["x_train"], stored["x_test"], path)
+        _check_same_scale(stored["x_train"], stored["x_test"], path)
         train, test = (_records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test"))
         train = _grouped(train, stored, path)
     elif all(name in stored for name in WHOLE):
@@ -66,12 +68,12 @@ def npz(path: Path) -> Source:
     if shape != tuple(test.inputs.shape[1:]):
         problem = f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
         raise DataError(path, problem, "store both in the same shape")
-    seen = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))
+    observed = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))
     return Source(
         path.stem,
         train,
         test,
-        seen if classes is None else classes,
+        observed if classes is None else classes,
         shape,
         f"arrays of {path.name}",
         cut=SPLIT[0] not in stored,
@@ -97,28 +99,27 @@ def _read(path: Path) -> Mapping[str, NDArray[Any]]:
 
 
 def _check_sizes(path: Path, members: zipfile.ZipFile) -> None:
-    """Refuse what could not be read, before memory is asked for.
+    """Refuse an archive that cannot be read, before memory is allocated.
 
     A header of a few bytes can claim any shape, and a small compressed member can unpack to any size. So each header
-    must claim the bytes that its member has, each member no more than its compressed bytes can hold, and all arrays
-    together no more than the memory that is there.
+    must claim as many bytes as its member has, each member no more than its compressed bytes can hold, and all arrays
+    together no more than the available memory.
     """
-    total, there = 0, path.stat().st_size
+    total, file_bytes = 0, path.stat().st_size
     for member in members.infolist():
         name = member.filename.removesuffix(".npy")
-        factor = SHRINKS.get(member.compress_type, math.inf)
-        if member.file_size > factor * min(member.compress_size, there) + SLACK:
-            problem = (
-                f"has an array {name} that claims {format_bytes(member.file_size)} in a file of {format_bytes(there)}"
-            )
+        factor = COMPRESSION_FACTORS.get(member.compress_type, math.inf)
+        if member.file_size > factor * min(member.compress_size, file_bytes) + SLACK:
+            claim = f"claims {format_bytes(member.file_size)} in a file of {format_bytes(file_bytes)}"
+            problem = f"has an array {name} that {claim}"
             raise DataError(path, problem, DAMAGED)
         with members.open(member) as file:
-            claimed = _claimed(file)
-            if claimed is not None and claimed[1] != (found := member.file_size - file.tell()):
-                shape, size = claimed
+            header = _read_header(file)
+            if header is not None and header[1] != (stored := member.file_size - file.tell()):
+                shape, size = header
                 problem = (
                     f"has an array {name} whose header claims shape {shape}, {format_bytes(size)}, "
-                    f"where the file has {format_bytes(found)}"
+                    f"where the file has {format_bytes(stored)}"
                 )
                 raise DataError(path, problem, DAMAGED)
         total += member.file_size
@@ -128,8 +129,8 @@ def _check_sizes(path: Path, members: zipfile.ZipFile) -> None:
         raise DataError(path, problem, SMALLER)
 
 
-def _claimed(file: IO[bytes]) -> tuple[tuple[int, ...], int] | None:
-    """Shape and bytes that the header of an array claims; None for what NumPy does not read as an array of numbers."""
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], int] | None:
+    """Return the shape and size in bytes that an array's header claims; None if NumPy reads no array of numbers."""
     if file.read(len(MAGIC)) != MAGIC:
         return None
     file.seek(0)
@@ -140,8 +141,8 @@ def _claimed(file: IO[bytes]) -> tuple[tuple[int, ...], int] | None:
     return None if dtype.hasobject else (shape, math.prod(shape) * dtype.itemsize)
 
 
-def _one_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:
-    """Bytes are divided by 255 and other numbers are not: both parts must be of one kind."""
+def _check_same_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:
+    """Refuse bytes, which are divided by 255, in only one of the two parts."""
     if (train.dtype == np.uint8) != (test.dtype == np.uint8):
         problem = f"has {train.dtype} in x_train and {test.dtype} in x_test"
         raise DataError(path, problem, "store both as uint8, which is divided by 255, or neither")
@@ -150,10 +151,10 @@ def _one_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:
 def _classes(stored: Mapping[str, NDArray[Any]], path: Path) -> int | None:
     if "classes" not in stored:
         return None
-    given = stored["classes"]
-    if given.ndim != 0 or given.dtype.kind not in "iu" or given < 2:
-        raise DataError(path, f"has classes = {given.tolist()}", "store one whole number, 2 or above")
-    return int(given)
+    classes = stored["classes"]
+    if classes.ndim != 0 or classes.dtype.kind not in "iu" or classes < 2:
+        raise DataError(path, f"has classes = {classes.tolist()}", "store one whole number of at least 2")
+    return int(classes)
 
 
 def _records(stored: Mapping[str, NDArray[Any]], x: str, y: str, classes: int | None, path: Path) -> Records:
@@ -165,7 +166,7 @@ def _records(stored: Mapping[str, NDArray[Any]], x: str, y: str, classes: int | 
 
 
 def _grouped(records: Records, stored: Mapping[str, NDArray[Any]], path: Path) -> Records:
-    """The records with the groups that the file gives them."""
+    """Return the records with the groups of the file, if it has any."""
     groups = stored.get("groups")
     if groups is not None and groups.shape != (len(records),):
         problem = f"has groups of shape {groups.shape} for {len(records)} records"

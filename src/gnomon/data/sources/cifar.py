@@ -10,29 +10,28 @@ import torch
 from numpy.typing import NDArray
 
 from gnomon.data.records import Records
-from gnomon.data.sources.files import WHERE, contents, find
-from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.source import Source
+from gnomon.data.sources.files import OTHER_FOLDER, contents, find
+from gnomon.data.sources.source import Source, class_labels
 from gnomon.errors import DataError
 
 FOLDER = "cifar-10-batches-bin"
-RECORD = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
-MEAN = (125.30691805, 122.95039414, 113.86538318)  # published, of pixels from 0 to 255
+RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue planes
+MEAN = (125.30691805, 122.95039414, 113.86538318)  # published, for pixel values from 0 to 255
 STD = (62.99321928, 62.08870764, 66.70489964)
 
 
 def cifar10(folder: Path) -> Source:
-    """CIFAR-10, standardised with the published mean and standard deviation of each colour."""
+    """Load CIFAR-10, standardised with the published mean and standard deviation of each colour channel."""
     batches = folder / FOLDER
     if not batches.is_dir():
         raise DataError(batches, "is missing", _remedy(folder))
     train = _records([batches / f"data_batch_{i}.bin" for i in range(1, 6)])
     test = _records([batches / "test_batch.bin"])
-    return Source("cifar10", train, test, 10, (3, 32, 32), "CIFAR-10: 32x32 colour pictures, ten kinds")
+    return Source("cifar10", train, test, 10, (3, 32, 32), "CIFAR-10: 32x32 colour images, ten classes")
 
 
 def parse(stored: bytes, where: str | Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(images, labels) of one batch file.
+    """Parse one batch file and return (images, labels).
 
     >>> images, labels = parse(bytes([3]) + bytes(3072), "data_batch_1.bin")
     >>> images.shape, labels.tolist()
@@ -40,7 +39,7 @@ def parse(stored: bytes, where: str | Path) -> tuple[NDArray[np.uint8], NDArray[
     """
     if not stored or len(stored) % RECORD:
         problem = f"has {len(stored)} bytes, not a multiple of {RECORD}"
-        raise DataError(where, problem, "the file is truncated or not CIFAR-10's binary version; get it again")
+        raise DataError(where, problem, "the file is truncated or not CIFAR-10's binary version; download it again")
     rows = np.frombuffer(stored, np.uint8).reshape(-1, RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
 
@@ -59,7 +58,7 @@ def _records(paths: Sequence[Path]) -> Records:
 def _remedy(folder: Path) -> str:
     if (folder / "cifar10_train.npz").is_file() and (folder / "unpack.py").is_file():
         return (
-            f"{folder} holds the packed form; run `python {folder / 'unpack.py'} DEST` "
+            f"{folder} contains the packed form; run `python {folder / 'unpack.py'} DEST` "
             "and point data_dir (--data-dir) at DEST"
         )
-    return f"unpack the official binary version there, {WHERE}"
+    return f"unpack the official binary version there, {OTHER_FOLDER}"

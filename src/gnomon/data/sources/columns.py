@@ -1,4 +1,4 @@
-"""Text columns of a table as numbers, with nothing learned from the values."""
+"""Columns of a table: encode text as numbers, with constants only and nothing learned from the values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from gnomon.errors import DataError
 
 
 def numeric(column: Sequence[str], name: str, where: str | Path) -> NDArray[np.float32]:
-    """The values as float32, (N, 1); an error names the column and the first value that is no number.
+    """Parse a column of numbers and return it as float32, of shape (N, 1).
+
+    Raises:
+        DataError: if a value is not a number.
 
     >>> numeric(["39", "50"], "age", "adult.data").tolist()
     [[39.0], [50.0]]
     >>> numeric(["39", "old"], "age", "adult.data")
     Traceback (most recent call last):
-    gnomon.errors.DataError: adult.data has age = 'old' in record 2: a number belongs there
+    gnomon.errors.DataError: adult.data has age = 'old' in record 2: expected a number; download the file again
     """
     values = np.empty((len(column), 1), dtype=np.float32)
     for i, value in enumerate(column):
@@ -28,12 +31,12 @@ def numeric(column: Sequence[str], name: str, where: str | Path) -> NDArray[np.f
             values[i] = float(value)
         except ValueError:
             problem = f"has {name} = {value!r} in record {i + 1}"
-            raise DataError(where, problem, "a number belongs there") from None
+            raise DataError(where, problem, "expected a number; download the file again") from None
     return values
 
 
 def one_hot(column: Sequence[str], categories: Sequence[str]) -> NDArray[np.float32]:
-    """One column for each category; a value that is not in the list, "?" among them, is a row of zeros.
+    """Encode a column with one indicator for each category; a value that is not in the list becomes a row of zeros.
 
     >>> one_hot(["b", "?"], ["a", "b"]).tolist()
     [[0.0, 1.0], [0.0, 0.0]]
@@ -45,7 +48,7 @@ def one_hot(column: Sequence[str], categories: Sequence[str]) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table among the inputs: one number, or one place for each of its `values`.
+    """The position of a table's column among the inputs: one number, or one indicator for each of its `values`.
 
     >>> import torch
     >>> Column(1, ("red", "blue")).keys(torch.tensor([[0.5, 0.0, 1.0], [0.1, 0.0, 0.0]]))
@@ -56,23 +59,24 @@ class Column:
     values: tuple[str, ...] = ()
 
     def keys(self, inputs: Tensor) -> list[str | float]:
-        """What each record has in this column; "?" where it is none of the values."""
+        """Return the value of each record in this column; "?" if it is none of the listed values."""
         if not self.values:
             return [float(value) for value in inputs[:, self.first]]
         block = inputs[:, self.first : self.first + len(self.values)]
-        found = [(float(best), int(where)) for best, where in zip(*block.max(dim=1), strict=True)]
-        return [self.values[where] if best > 0 else "?" for best, where in found]
+        largest, indices = block.max(dim=1)
+        pairs = zip(largest.tolist(), indices.tolist(), strict=True)
+        return [self.values[index] if value > 0 else "?" for value, index in pairs]
 
 
 def layout(numbers: Iterable[str], categories: Mapping[str, Sequence[str]]) -> dict[str, Column]:
-    """Where columns stand, if the numbers come first and then a place for each category.
+    """Return the position of each column if the inputs are all numbers, followed by the indicators of all categories.
 
     >>> layout(["age"], {"sex": ("Female", "Male")})["sex"].first
     1
     """
-    found = {name: Column(place) for place, name in enumerate(numbers)}
-    place = len(found)
+    columns = {name: Column(position) for position, name in enumerate(numbers)}
+    position = len(columns)
     for name, values in categories.items():
-        found[name] = Column(place, tuple(values))
-        place += len(values)
-    return found
+        columns[name] = Column(position, tuple(values))
+        position += len(values)
+    return columns

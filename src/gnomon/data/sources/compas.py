@@ -11,9 +11,8 @@ import torch
 from gnomon.data.records import Records
 from gnomon.data.sources.columns import layout, numeric, one_hot
 from gnomon.data.sources.files import find, text
-from gnomon.data.sources.holdout import holdout
-from gnomon.data.sources.labels import class_labels
-from gnomon.data.sources.source import Source
+from gnomon.data.sources.source import Source, class_labels
+from gnomon.data.split import holdout
 from gnomon.errors import DataError
 
 SCALES = {
@@ -34,20 +33,20 @@ USED = (*SCALES, *CATEGORIES, *FILTER, TARGET)
 
 
 def compas(folder: Path) -> Source:
-    """COMPAS: 15 features, target 1 for a new offence within two years; a fixed 80/20 split."""
+    """Load COMPAS: 15 features; the target is 1 for a new offence within two years; a fixed 80/20 split."""
     path = find(folder / "compas_two_years.csv")
     records = parse(text(path), path)
     train, test = holdout(records, test=len(records) // 5)
     shape = tuple(records.inputs.shape[1:])
-    about = "COMPAS: is a defendant charged again within two years?"
-    return Source("compas", train, test, 2, shape, about, layout(SCALES, CATEGORIES))
+    description = "COMPAS: is a defendant charged again within two years?"
+    return Source("compas", train, test, 2, shape, description, layout(SCALES, CATEGORIES))
 
 
 def parse(table: str, where: str | Path) -> Records:
-    """The records that pass ProPublica's filter, in file order.
+    """Parse the table and return the records that pass ProPublica's filter, in file order.
 
-    The filter looks at one record at a time: the charge lies within 30 days of the screening, the
-    outcome and the score are known, and the charge is no ordinary traffic offence.
+    The filter examines each record by itself: the charge is within 30 days of the screening, the outcome and the
+    score are known, and the charge is not an ordinary traffic offence.
 
     >>> header = ",".join(USED)
     >>> kept = "69,0,0,0,0,Male,Other,F,-1,0,Low,0"
@@ -64,7 +63,7 @@ def parse(table: str, where: str | Path) -> Records:
         if len(row) != len(header):
             problem = f"has {len(row)} columns in row {number}, not {len(header)}"
             raise DataError(where, problem, "the file is truncated or damaged; download it again")
-        # two names occur twice in the table, with equal columns: the first one counts
+        # Two column names occur twice in the table, with equal contents; index() takes the first.
         record = {name: row[header.index(name)] for name in USED}
         if _passes(record, number, where):
             rows.append(record)
@@ -83,6 +82,6 @@ def _passes(record: dict[str, str], number: int, where: str | Path) -> bool:
         near = days != "" and -30 <= float(days) <= 30
     except ValueError:
         problem = f"has days_b_screening_arrest = {days!r} in row {number}"
-        raise DataError(where, problem, "a number belongs there") from None
+        raise DataError(where, problem, "expected a number; download the file again") from None
     known = record["is_recid"] != "-1" and record["score_text"] != "N/A"
     return near and known and record["c_charge_degree"] != "O"

@@ -1,4 +1,4 @@
-"""The 8x8 handwritten digits that come with scikit-learn."""
+"""The 8x8 handwritten digits that are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from gnomon.data.records import Records
-from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.source import Source
+from gnomon.data.split import holdout
 
 
 def digits(folder: Path | None = None) -> Source:
-    """1,437 training and 360 test images, scaled to [0, 1]; no files are needed.
+    """Load the digits: 1,437 training and 360 test images, scaled to [0, 1]; no files are needed.
 
     >>> digits().train.inputs.shape
     torch.Size([1437, 1, 8, 8])

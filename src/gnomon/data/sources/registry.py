@@ -1,4 +1,4 @@
-"""The data sets by name."""
+"""The registry of data sets: load one by its name."""
 
 from __future__ import annotations
 
@@ -30,9 +30,15 @@ NAMES = tuple(_READERS)
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
-    """A data set by name, or "npz:PATH" for your own arrays.
+    """Load a data set.
 
-    Files are looked for in `data_dir`, else in the folder that GNOMON_DATA names, else in ./data.
+    Args:
+        name: one of `NAMES`, or "npz:PATH" for your own arrays.
+        data_dir: the folder of the official files; by default the folder in GNOMON_DATA, or ./data.
+
+    Raises:
+        SettingError: if the name is unknown.
+        DataError: if a file is missing, damaged or in the wrong format.
 
     >>> source = load("digits")
     >>> len(source.train), len(source.test), source.classes, source.input_shape
@@ -40,11 +46,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source:
     """
     if isinstance(name, str) and (name.startswith("npz:") or name.endswith(".npz")):
         path = Path(name.removeprefix("npz:")).expanduser()
-        if path.is_dir():  # also if the name is empty
+        if path.is_dir():  # also for an empty path
             raise SettingError("data", name, "npz:FILE, the path of one .npz file")
         return npz(path)
     if name not in _READERS and Path(str(name)).suffix:
-        raise SettingError("data", name, f"npz:FILE; {LAYOUT} (README.md, Your own data, goes from CSV to there)")
+        raise SettingError(
+            "data", name, f"npz:FILE; {LAYOUT} (the section 'Your own data' of README.md shows how to convert CSV)"
+        )
     if name not in _READERS:
         raise SettingError("data", name, f"one of {', '.join(NAMES)}, or npz:PATH for your own arrays")
     return _READERS[name](data_folder(data_dir))

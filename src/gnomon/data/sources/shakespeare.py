@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: speeches with their speakers, from the text file that goes by this name."""
+"""Tiny Shakespeare: character sequences from speeches, grouped by speaker, from the text file of that name."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ import torch
 
 from gnomon.data.records import Records
 from gnomon.data.sources.files import find, text
-from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.source import Source
+from gnomon.data.split import holdout
 from gnomon.errors import DataError
 
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""The characters, as published with the text."""
+"""The characters of the text; a target is an index into this string."""
 
 CONTEXT = 20
-"""How many characters a record shows before the one to guess."""
+"""The number of input characters before the target character."""
 
 
 def shakespeare(folder: Path) -> Source:
-    """Tiny Shakespeare: 20 characters of a speech, target the next one; groups are speakers; a fixed 80/20 split."""
+    """Load Tiny Shakespeare: the input is 20 characters of a speech, the target the next one; a fixed 80/20 split.
+
+    The groups of the records are the speakers.
+    """
     path = find(folder / "tinyshakespeare.txt")
     records = parse(text(path), path)
     train, test = holdout(records, test=len(records) // 5)
-    about = "Tiny Shakespeare: which character follows twenty others in a speech?"
-    return Source("shakespeare", train, test, len(ALPHABET), (CONTEXT,), about)
+    description = "Tiny Shakespeare: which character follows twenty others in a speech?"
+    return Source("shakespeare", train, test, len(ALPHABET), (CONTEXT,), description)
 
 
 def parse(play: str, where: str | Path) -> Records:
-    """Every speech cut into pieces of 21 characters; what is left at its end is dropped.
+    """Parse the text: cut every speech into sequences of 21 characters and drop the remainder.
 
-    No character is in two records, so that one record more or less is one piece of text more or less. Inputs are places
-    in the alphabet.
+    No character is in two records, so that adding or removing one record adds or removes one piece of text. Inputs are
+    indices into the alphabet.
 
     >>> records = parse("BENVOLIO:\\nBut new struck nine.\\n\\nROMEO:\\nAy me! sad hours seem long.", "play.txt")
-    >>> "".join(ALPHABET[int(place)] for place in records.inputs[0]), ALPHABET[records.targets[0]], records.groups
+    >>> "".join(ALPHABET[int(index)] for index in records.inputs[0]), ALPHABET[records.targets[0]], records.groups
     ('Ay me! sad hours see', 'm', array(['ROMEO'], dtype='<U5'))
     """
-    places = {character: place for place, character in enumerate(ALPHABET)}
-    pieces, speakers = [], []
+    indices = {character: index for index, character in enumerate(ALPHABET)}
+    sequences, speakers = [], []
     for number, speech in enumerate(re.split("\n{2,}", play.strip()), start=1):
-        heading, found, words = f"{speech}\n".partition(":\n")  # some speakers have a heading and say nothing
-        if not found or "\n" in heading:
+        heading, colon, words = f"{speech}\n".partition(":\n")  # a speech may consist of its heading alone
+        if not colon or "\n" in heading:
             problem = f"has no line with a speaker at the head of speech {number} ({speech[:20]!r})"
             raise DataError(where, problem, "each speech begins with NAME: on a line of its own, after an empty line")
         words = words.strip()
-        if strange := set(words) - places.keys():
-            problem = f"has the character {min(strange)!r} in speech {number}"
+        if unknown := set(words) - indices.keys():
+            problem = f"has the character {min(unknown)!r} in speech {number}"
             raise DataError(where, problem, "the file is not Tiny Shakespeare; download it again")
         for start in range(0, len(words) - CONTEXT, CONTEXT + 1):
-            pieces.append([places[character] for character in words[start : start + CONTEXT + 1]])
+            sequences.append([indices[character] for character in words[start : start + CONTEXT + 1]])
             speakers.append(heading)
-    if not pieces:
+    if not sequences:
         raise DataError(where, "has no speech of 21 characters or more", "download the file again")
-    symbols = torch.tensor(pieces)
+    symbols = torch.tensor(sequences)  # (N, CONTEXT + 1)
     return Records(symbols[:, :CONTEXT].float(), symbols[:, CONTEXT], np.array(speakers))

@@ -24,10 +24,9 @@ from gnomon.federated.simulation.setup import build_client, member, participatio
 from gnomon.federated.simulation.strategy import PUBLIC, build_strategy
 from gnomon.federated.state import PersistentState
 from gnomon.files import write_atomic
-from gnomon.ledger import Head, LedgerError, needed_path
-from gnomon.ledger.identity import declared as declared_name
-from gnomon.ledger.identity import is_name
-from gnomon.ledger.ledger import unknown_before
+from gnomon.ledger import Head, LedgerError, required_path
+from gnomon.ledger.identity import identity_of_name, is_declared_name
+from gnomon.ledger.ledger import new_ledger_notice
 from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import NOT_DEPLOYED, FederateConfig
 from gnomon.runs.train import plain
@@ -132,17 +131,17 @@ class SiteFolder:
         session, head = client.ledger_session, self._kept()["head"]
         if session.ledger is None:
             return
-        found = session.ledger.labelled(session.label)
+        found = session.ledger.runs_with_label(session.label)
         if head is None:  # a new folder: what it finds under this label may be of other settings or records
-            found = [run for run in found if session.suits(run, client.data)]
+            found = [run for run in found if session.can_resume(run, client.data)]
         else:
-            session.ledger.verify(Head.read(head))
+            session.ledger.verify(Head.parse(head))
             if not found:
                 raise LedgerError(
                     f"{session.ledger.path} has no run {session.label}: give the ledger that {self.path} began with, "
                     "or a new folder if the agreed file has changed"
                 )
-        if found and not is_name(found[-1].dataset):
+        if found and not is_declared_name(found[-1].dataset):
             raise LedgerError(
                 f"run {found[-1].id} of {session.ledger.path} was entered for records that were recognised by "
                 f"content, which a site no longer does: begin with a new --state folder in place of {self.path}. The "
@@ -234,9 +233,9 @@ def answer(
         strategy = build_strategy(config, public)
         rounds = participations(config, sites)[name]
         about = member(config, strategy, sites[name].records, rounds)
-        book = by_rounds(config, needed_path(ledger))
+        book = by_rounds(config, required_path(ledger))
         if not book.head().number:
-            print(unknown_before(str(book.path)), file=sys.stderr)
+            print(new_ledger_notice(str(book.path)), file=sys.stderr)
         try:
             client = build_client(
                 config, name, source.train, about, strategy, source,
@@ -249,7 +248,7 @@ def answer(
             folder.note(message.round, client)
             write_atomic(state / "statement.txt", client.statement().text().encode())
         finally:
-            book.shut()
+            book.close()
         return reply
 
 
@@ -269,7 +268,7 @@ def site_dataset(name: str | None) -> str:
             "a name for the site's records, as in --data-id patients: the same one in all work with them. Recognised "
             "by content, a single record could decide whether the server is told that a budget is spent",
         )
-    return declared_name(name).mark
+    return identity_of_name(name).id
 
 
 def check_site(federation: Path, name: str, data: str, dataset: str | None) -> None:

@@ -31,7 +31,7 @@ def by_rounds(config: FederateConfig, path: Path) -> Ledger:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     ledger = by_rounds(FederateConfig(steps_per_round=7), Path(place) / "ledger.sqlite")
-    ...     ledger.shut()
+    ...     ledger.close()
     >>> ledger.block
     7
     """
@@ -74,10 +74,10 @@ class Entries:
             raise SettingError("ledger", str(place), "the ledger of this run, with --ledger if it was moved")
         found = cls(by_rounds(config, place), config.method, kept["token"], kept.get("dataset"))
         assert found.ledger is not None
-        found.ledger.verify(Head.read(kept["head"]))
+        found.ledger.verify(Head.parse(kept["head"]))
         for run in found.ledger.state().runs.values():
             if run.label.endswith(f"({found.token})"):
-                found.ledger.close(run.id)
+                found.ledger.close_run(run.id)
         return found
 
     def label(self, client: str) -> str:
@@ -86,7 +86,7 @@ class Entries:
 
     def began_ledger(self) -> bool:
         """Whether this run's entries are the first ones of the ledger."""
-        first = None if self.ledger is None else self.ledger.first()
+        first = None if self.ledger is None else self.ledger.first_run()
         return first is not None and first.label.endswith(f"({self.token})")
 
     def remember(self, folder: RunFolder) -> None:

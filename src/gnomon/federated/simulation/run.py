@@ -24,7 +24,7 @@ from gnomon.federated.simulation.saved import ASKED, METRICS, RECORDS, STATE, Ke
 from gnomon.federated.simulation.setup import Federation, build
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger, Total
-from gnomon.ledger.ledger import unknown_before
+from gnomon.ledger.ledger import new_ledger_notice
 from gnomon.runs.builders import CLASSES_COUNTED, is_own
 from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import FederateConfig
@@ -105,7 +105,7 @@ def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) ->
     left = folder.left(config)
     federation = build(config, left=left, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
     for client in federation.clients.values():
-        client.ledger_session.recognise(
+        client.ledger_session.identify(
             client.data
         )  # also of clients that take no further step the statement has the total
     return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
@@ -199,7 +199,7 @@ def _write(
     if federation.clients and federation.source.counted:
         notes.append(CLASSES_COUNTED)
     if entries is not None and entries.ledger is not None and entries.began_ledger():
-        notes.append(f"{unknown_before(entries.ledger.path.name)}.")
+        notes.append(f"{new_ledger_notice(entries.ledger.path.name)}.")
     ledger = _ledger_note(config, federation)
     statement = federated_statement(config, server, private, federation.public, ledger, notes)
     statement = dataclasses.replace(statement, files=file_hashes(folder.path))
@@ -229,7 +229,7 @@ def _ledger_note(config: FederateConfig, federation: Federation) -> dict[str, An
     Not of the one that paid the most: where parts are recognised by content, a record could decide which one that is.
     Under a declared name all of them have the same total.
     """
-    known = [client.ledger_session for client in federation.clients.values() if client.ledger_session.recognised]
+    known = [client.ledger_session for client in federation.clients.values() if client.ledger_session.identified]
     ledger_session = next((one for one in known if one.run), next(iter(known), None))
     return None if ledger_session is None else ledger_note(ledger_session, config.target_delta)
 

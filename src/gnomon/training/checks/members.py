@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from gnomon.data import Loader
-from gnomon.errors import SettingError
+from gnomon.data import DataError, FingerprintCache, Loader
 
 IN_MEMORY = 100_000
 """The largest number of records that are compared by content if they are tensors or sparse rows."""
@@ -36,7 +35,8 @@ class MembershipCheck:
     (True, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: FingerprintCache | None = None) -> None:
+        self._cache = cache
         self.train: Any = None
         """The training records, once there are any."""
         self.current = False
@@ -47,11 +47,11 @@ class MembershipCheck:
         """Compare validation records with training records (default: those of the run, if there are any)."""
         train = self.train if train is None else train
         if train is not None:
-            self.current = of_members(validation, train)
+            self.current = of_members(validation, train, self._cache)
             self.ever |= self.current
 
 
-def of_members(validation: Any, train: Any) -> bool:
+def of_members(validation: Any, train: Any, cache: FingerprintCache | None = None) -> bool:
     """Return whether validation records are training records, wholly or to a considerable part.
 
     They are if both are the same object or share memory, or if both are Subsets of one Dataset that have a position in
@@ -61,7 +61,7 @@ def of_members(validation: Any, train: Any) -> bool:
     records would be met among them. Beyond that share, a tenth of the validation records is enough.
 
     Sets that are larger than `IN_MEMORY` or `ITEMS`, and Datasets whose items differ each time they are read, cannot
-    be compared by content.
+    be compared by content. A `cache` stores the fingerprints of the training records.
 
     >>> x, y = torch.randn(90, 2), torch.zeros(90)
     >>> of_members((x[3:5].clone(), y[3:5]), (x, y)), of_members((x + 1, y), (x, y))
@@ -72,7 +72,7 @@ def of_members(validation: Any, train: Any) -> bool:
     """
     if validation is train:
         return True
-    ours, theirs = Loader(validation, "validation"), Loader(train, "train")
+    ours, theirs = Loader(validation, "validation"), Loader(train, "train", cache=cache)
     if _shared(validation, train):
         return True
     (source, mine), (base, others) = _origin(validation), _origin(train)
@@ -88,9 +88,9 @@ def _alike(ours: Loader, theirs: Loader) -> bool:
     sparse = ours.sparse or theirs.sparse
     try:
         with _chance_kept():
-            times = Counter(_marks(theirs, torch.arange(len(theirs)), sparse))
-            met = [times[mark] for mark in _marks(ours, _some(ours), sparse)]
-    except SettingError:  # inputs that cannot be compared with sparse rows are not equal to them
+            times = Counter(_fingerprints(theirs, None, sparse))
+            met = [times[mark] for mark in _fingerprints(ours, _some(ours), sparse)]
+    except DataError:  # inputs that cannot be compared with sparse rows are not equal to them
         return False
     if all(met) and 2 * met.count(1) > len(met):
         return True
@@ -106,11 +106,13 @@ def _some(loader: Loader) -> Tensor:
     return torch.linspace(0, len(loader) - 1, SAMPLED).round().long()
 
 
-def _marks(loader: Loader, positions: Tensor, sparse: bool) -> Iterator[bytes]:
+def _fingerprints(loader: Loader, positions: Tensor | None, sparse: bool) -> Iterator[bytes]:
+    """The fingerprints of the records at these positions; None for all records."""
     if loader.in_memory:
-        yield from loader.marks(positions, sparse=sparse)
+        yield from loader.fingerprints(positions, sparse=sparse)
     else:
-        yield from (loader.mark(position, sparse=sparse) for position in positions.tolist())
+        chosen = range(len(loader)) if positions is None else positions.tolist()
+        yield from (loader.fingerprint(position, sparse=sparse) for position in chosen)
 
 
 def _origin(data: Any) -> tuple[Any, set[int] | None]:

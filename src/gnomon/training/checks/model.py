@@ -150,4 +150,4 @@ def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
 def refuse_overlap(train: Loader, public: Loader) -> None:
     """Refuse public records that also occur, by content, among the private ones."""
     sparse = train.sparse or public.sparse
-    refuse_shared(train.marks(sparse=sparse), public.marks(sparse=sparse))
+    refuse_shared(train.fingerprints(sparse=sparse), public.fingerprints(sparse=sparse))
