@@ -128,4 +128,4 @@ def test_a_trainer_notices_that_another_basis_is_held():
         context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
         space = PublicEigenspace(public, 1)
         private.method = Method("held", subspace=Held(space.basis(context), space, "round"))
-        assert private.engine._basis_now() is private.method.subspace.held
+        assert private.engine._current_basis() is private.method.subspace.held

@@ -265,7 +265,7 @@ def test_a_step_that_ends_with_an_error_leaves_no_state_behind():
     model.layer.fails, model.layer.mean = False, torch.ones(4)
     trainer.sampling.pending += 1
     trainer.loss = nn.CrossEntropyLoss(reduction="none")
-    with pytest.raises(RuntimeError, match="exchanged"):  # before any record is seen
+    with pytest.raises(RuntimeError, match="was replaced"):  # before any record is seen
         trainer.step(*data(4))
     assert model.layer.mean.all(), "what was set between steps stays"
 
