@@ -162,7 +162,7 @@ def test_a_restored_backup_answers_no_round_until_the_site_pays_for_what_it_has_
 def test_no_claim_of_a_server_costs_a_site_anything(claim, pair):
     for paid in ([0], [0]):
         with pytest.raises(LedgerError, match="nothing was paid"):
-            pair.round(told={"uploads received": claim})
+            pair.round(told={"uploads_received": claim})
         assert pair.paid == paid
     assert pair.round() == ["north"], "as soon as the server is right"
     assert pair.paid == [2]
@@ -278,8 +278,8 @@ def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
         file.write('{"round": 2, "cli')
     list(exchange({}))
     exchange.restore_counts(pair.server)
-    assert pair.server.begin()["north"].numbers["uploads received"] == 2
-    assert pair.server._open["south"].numbers["uploads received"] == 0
+    assert pair.server.begin()["north"].numbers["uploads_received"] == 2
+    assert pair.server._open["south"].numbers["uploads_received"] == 0
 
 
 def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_alone_wants_them(pair):

@@ -261,8 +261,8 @@ def test_the_bound_of_released_losses_follows_them_within_limits(growth):
     )
     run(server, clients)
     for client in clients.values():
-        wanted = min(0.9, max(0.3, growth * client.state.numbers["own loss"]))
-        assert client.state.numbers["loss bound"] == wanted
+        wanted = min(0.9, max(0.3, growth * client.state.numbers["own_loss"]))
+        assert client.state.numbers["loss_bound"] == wanted
 
 
 def test_q_ffl_moves_towards_the_client_with_the_larger_loss():
@@ -278,7 +278,7 @@ def test_fedfair_gives_the_client_with_the_larger_loss_longer_steps():
     server, clients = federation(fedfair(1.0), rounds=2)
     run(server, clients, 1)
     for name, loss in (("c0", 3.0), ("c1", 0.0), ("c2", 1.0)):
-        clients[name].state.numbers["own loss"] = loss
+        clients[name].state.numbers["own_loss"] = loss
     server.state.numbers["loss"] = 1.0
     paces = {}
     for name, client in clients.items():

@@ -202,7 +202,7 @@ class Server:
                 self.refuse(name, "budget")
                 continue
             profile.account.charge(profile.bounds.steps)
-            received = {"uploads received": float(self.state.uploads_received.get(name, 0))}
+            received = {"uploads_received": float(self.state.uploads_received.get(name, 0))}
             arrays = common.arrays | self._public_records_for(name)
             self._open[name] = Message(self.round, arrays, common.numbers | received)
         return dict(self._open)

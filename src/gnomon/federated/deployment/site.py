@@ -293,7 +293,7 @@ def run_site_round(
                 label=folder.run_label(f"{config.method}, {name}", message.numbers.get("federation")),
                 untrusted_server=True,
             )  # fmt: skip
-            folder.resume_ledger_run(client, int(min(message.numbers.get("uploads received", 0.0), rounds)))
+            folder.resume_ledger_run(client, int(min(message.numbers.get("uploads_received", 0.0), rounds)))
             reply = client.train(message)
             folder.save(client)
             folder.log_diagnostics(message.round, client)

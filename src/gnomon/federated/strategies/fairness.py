@@ -19,8 +19,8 @@ from gnomon.subspaces import BesideLoss
 
 LOSS = "loss"
 """The number of a message that holds a noisy mean loss: a client's in an upload, all clients' in a server message."""
-OWN_LOSS = "own loss"
-LOSS_BOUND = "loss bound"
+OWN_LOSS = "own_loss"
+LOSS_BOUND = "loss_bound"
 
 
 @dataclass(frozen=True)
