@@ -74,17 +74,17 @@ class Client:
     ) -> None:
         self.name, self.trainer, self.data, self.strategy = name, trainer, data, strategy
         self.steps = validate.whole("steps", steps)
-        self.bound = trainer.max_grad_norm if max_grad_norm is None else max_grad_norm
+        self.bound = trainer.mechanism.max_grad_norm if max_grad_norm is None else max_grad_norm
         joint_bound = strategy.joint_bound(self.bound)
-        if abs(joint_bound / trainer.max_grad_norm - 1) > 1e-9:
+        if abs(joint_bound / trainer.mechanism.max_grad_norm - 1) > 1e-9:
             raise SettingError(
-                "trainer.max_grad_norm",
-                trainer.max_grad_norm,
+                "trainer.mechanism.max_grad_norm",
+                trainer.mechanism.max_grad_norm,
                 f"{joint_bound:g}, the value of strategy.joint_bound({self.bound:g})",
             )
-        if not trainer.plan.sampler.pauses:
+        if not trainer.mechanism.sampler.pauses:
             raise SettingError(
-                "sampler", trainer.plan.sampler.name, "Poisson sampling, because a round may end within an epoch"
+                "sampler", trainer.mechanism.sampler.name, "Poisson sampling, because a round may end within an epoch"
             )
         self.max_weight = max_weight
         self.state = state or ClientState()
@@ -132,7 +132,7 @@ class Client:
     def _run_steps(self, local_round: LocalRound) -> None:
         """Take the private steps of a round through the Trainer."""
         trainer = self.trainer
-        if trainer.account.steps + self.steps > trainer.plan.last:
+        if trainer.account.steps + self.steps > trainer.mechanism.last_step:
             raise Refused("budget")
         if self._batches is None:
             self._refuse_overlap()
@@ -182,7 +182,7 @@ class Client:
     def statement(self) -> Statement:
         """Return the privacy statement of this client's steps, with the ledger's total for its records."""
         statement = self.trainer.statement()
-        note = ledger_note(self.ledger_session, self.trainer.plan.delta)
+        note = ledger_note(self.ledger_session, self.trainer.mechanism.delta)
         caveats = [] if self.round_ledger_session is None else ledger_caveats(self.round_ledger_session)
         return dataclasses.replace(statement, ledger=note, caveats=(*statement.caveats, *caveats))
 

@@ -85,7 +85,7 @@ def train(
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
     notes = {
         "config": dataclasses.asdict(config),
-        "every": checkpoint_every or max(trainer.plan.steps_per_epoch, BLOCK),
+        "every": checkpoint_every or max(trainer.mechanism.steps_per_epoch, BLOCK),
         "dataset": dataset,
         "tensorboard": tensorboard,
         "diagnose_every": EVERY if diagnose_public_only and diagnose_every is None else diagnose_every,

@@ -199,7 +199,7 @@ def build_client(
     >>> source = load("digits")
     >>> server = build_server(config, source, source.train[:0], {"a": 1437})
     >>> client = build_client(config, "a", source.train, server.profiles["a"], server.strategy, source)
-    >>> client.trainer.plan.steps
+    >>> client.trainer.mechanism.steps
     50
     """
     model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
@@ -234,7 +234,7 @@ def build_client(
         progress=False,
     )
     if rounds is not None and rounds < 1:
-        trainer.account.charge(trainer.plan.steps)  # no round is left, so the client refuses every one
+        trainer.account.charge(trainer.mechanism.steps)  # no round is left, so the client refuses every one
     round_ledger_session = None
     if protects_client and ledger is not None and seed is None:
         round_ledger_session = LedgerSession(ledger, record_account(config), planned, dataset=dataset, label=label)

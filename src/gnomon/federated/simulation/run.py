@@ -196,7 +196,7 @@ def run_remaining_rounds(
                     entries.save(folder)
                 bar.update()
                 bar.set_postfix(accuracy=f"{metrics['validation/accuracy']:.3f}", epsilon=digits(metrics["epsilon"]))
-                if stop.asked:
+                if stop.requested:
                     stopped = "interrupted"
                     break
         except RoundFailed as error:

@@ -70,7 +70,7 @@ def build_trainer(
 
     >>> from gnomon.data import load
     >>> source = load("digits")
-    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).plan.steps
+    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).mechanism.steps
     6
     """
     model = build_model(config, source, public)
