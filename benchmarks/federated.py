@@ -16,7 +16,7 @@ from torch import nn
 
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
-from gnomon.federated import Client, Member, Reach, Server, fedavg, fedpcdp
+from gnomon.federated import Client, ClientProfile, Server, UpdateBounds, fedavg, fedpcdp
 from gnomon.federated.rounds import InProcess, run_round
 from gnomon.models import paper_cnn
 
@@ -27,7 +27,7 @@ def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: in
     torch.manual_seed(0)
     public = (torch.randn(100, 1, 28, 28), torch.arange(100) % 10)
     strategy = fedavg() if name == "fedavg" else fedpcdp(public)
-    members, made, spent = {}, {}, [0.0]
+    profiles, made, spent = {}, {}, [0.0]
     for number in range(clients):
         model = paper_cnn((1, 28, 28), 10)
         trainer = Trainer(
@@ -46,9 +46,9 @@ def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: in
         trainer.step = timed  # type: ignore[method-assign]
         data = (torch.randn(records, 1, 28, 28), torch.randint(0, 10, (records,)))
         made[f"c{number}"] = Client(f"c{number}", trainer, data, strategy, steps=steps)
-        reach = Reach(0.01, 4.0, 250, steps, 1.0)
-        members[f"c{number}"] = Member(1.0, Account(Poisson(250 / records), 4.0), reach)
-    server = Server(paper_cnn((1, 28, 28), 10), LOSS, strategy, members, rounds=rounds + 1)
+        bounds = UpdateBounds(0.01, 4.0, 250, steps, 1.0)
+        profiles[f"c{number}"] = ClientProfile(1.0, Account(Poisson(250 / records), 4.0), bounds)
+    server = Server(paper_cnn((1, 28, 28), 10), LOSS, strategy, profiles, rounds=rounds + 1)
     exchange = InProcess(made)
     run_round(server, exchange, lambda number, names: None)  # the first round checks every client's data
     spent[0], started = 0.0, time.perf_counter()

@@ -24,8 +24,8 @@ import federated_tables
 import torch
 
 from gnomon.clipping import UpdateAndLoss
-from gnomon.federated.rounds import InProcess, rounds
-from gnomon.federated.simulation.setup import build
+from gnomon.federated.builders import build_federation
+from gnomon.federated.rounds import InProcess, run_rounds
 from gnomon.memory import keep_memory
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.train import plain
@@ -127,10 +127,10 @@ def run(cell: Cell) -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_memory()
     started = time.monotonic()
-    federation = build(cell.config)
+    federation = build_federation(cell.config)
     delta = cell.config.target_delta
     history = list(
-        rounds(
+        run_rounds(
             federation.server,
             InProcess(federation.clients),
             validation=federation.source.test,
@@ -140,8 +140,8 @@ def run(cell: Cell) -> dict[str, Any]:
         )
     )
     accounts = {}
-    for member in sorted(federation.server.members.values(), key=lambda member: member.account.steps):
-        accounts[member.account.sampler.name] = member.account  # the one with the most steps stays
+    for profile in sorted(federation.server.profiles.values(), key=lambda profile: profile.account.steps):
+        accounts[profile.account.sampler.name] = profile.account  # the account with the most steps stays
     last = history[-1]
     asked = last["accepted"] + last["refused"]
     return plain(

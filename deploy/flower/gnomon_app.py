@@ -1,4 +1,4 @@
-"""Flower looks for the app's components in a module of the app itself: here they are, imported."""
+"""The components of the Flower app, which Flower looks up in a module of the app itself."""
 
 from gnomon.federated.deployment.flower import client_app as client
 from gnomon.federated.deployment.flower import server_app as server

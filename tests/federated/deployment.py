@@ -1,4 +1,4 @@
-"""Starts and stops a real federation on this machine: SuperLink, SuperNodes, TLS, keys. For tests."""
+"""Start and stop a real federation on this machine, with SuperLink, SuperNodes, TLS and keys, for tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def certificates(place: Path) -> None:
-    """ca.crt, and server.pem with server.key for 127.0.0.1."""
+    """Write a certificate authority, and a server certificate with its key for 127.0.0.1."""
     now = datetime.datetime.now(datetime.UTC)
     keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "server")}
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
@@ -73,7 +73,7 @@ def node_key(place: Path, name: str) -> None:
 
 
 def ancestors(process: int) -> set[int]:
-    """The ids of a process's parent, its parent's parent, and so on."""
+    """Return the ids of a process's parent, its parent's parent, and so on."""
     found: set[int] = set()
     while process > 1:
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
@@ -82,7 +82,7 @@ def ancestors(process: int) -> set[int]:
 
 
 class Deployment:
-    """Processes that were started here, and are ended here by their ids."""
+    """The processes of a federation; it ends only processes that it started, by their ids."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.port = place, free_port()
@@ -123,7 +123,7 @@ class Deployment:
         self.wait_for(lambda: self.flwr("ls", "test", check=False).returncode == 0, 60, "SuperLink")
 
     def supernode(self, name: str, config: dict[str, str], register: bool = True) -> None:
-        """Start a node, for the first time with a new key."""
+        """Start a node; the first time, create and register its key."""
         if not (self.place / f"{name}.node").exists():
             node_key(self.place, name)
             if register:
@@ -150,7 +150,7 @@ class Deployment:
         self.flwr("run", str(app), "test", "--run-config", given)
 
     def supernode_again(self, name: str, config: dict[str, str]) -> None:
-        """Start a node that was killed, until it stays: SuperLink turns it away until it has missed the old one."""
+        """Restart a killed node until it stays up: the SuperLink refuses it while the old one counts as online."""
 
         def stays() -> bool:
             if name not in self.processes or self.processes[name].poll() is not None:
@@ -161,7 +161,7 @@ class Deployment:
         self.wait_for(stays, 150, f"{name} once more")
 
     def status(self) -> str:
-        """That of the newest run."""
+        """Return the status of the newest run."""
         found = json.loads(self.flwr("ls", "test", "--format", "json").stdout)
         return str(found["runs"][0]["status"])
 
@@ -179,14 +179,14 @@ class Deployment:
         )
 
     def pace(self) -> float:
-        """How many seconds a site's process takes to start, on this machine at this time."""
+        """Return how many seconds a site's process takes to start on this machine now."""
         started = time.monotonic()
         command = [sys.executable, "-c", "import gnomon.federated.deployment.flower"]
         subprocess.run(command, check=True, env=self.environment, cwd=self.place)
         return time.monotonic() - started
 
     def server_app(self) -> int:
-        """The process id of the run's server app, which SuperLink has started."""
+        """Return the process id of the server app, which the SuperLink has started."""
         for found in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 named = b"flwr-serverapp" in (found / "cmdline").read_bytes()
@@ -196,7 +196,7 @@ class Deployment:
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         process = self.processes.pop(name)
-        os.killpg(process.pid, how)  # a group of its own: the process and what it started
+        os.killpg(process.pid, how)  # its own process group: the process and its children
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

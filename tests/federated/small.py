@@ -9,7 +9,7 @@ from torch import nn
 
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
-from gnomon.federated import Client, Member, Reach, Server, Strategy
+from gnomon.federated import Client, ClientProfile, Server, Strategy, UpdateBounds
 from gnomon.federated.rounds import InProcess, run_round
 from gnomon.release import SeededNoise
 
@@ -44,12 +44,12 @@ def federation(
     lr: float = 0.5,
     **settings: Any,
 ) -> tuple[Server, dict[str, Client]]:
-    members, made = {}, {}
+    profiles, made = {}, {}
     for number in range(clients):
         name = f"c{number}"
-        joint = strategy.bound(bound)
-        reach = Reach(joint, sigma, 30 * rate, steps, lr, stretch=strategy.stretch)
-        members[name] = Member(1.0, Account(Poisson(rate), sigma), reach)
+        joint = strategy.joint_bound(bound)
+        bounds = UpdateBounds(joint, sigma, 30 * rate, steps, lr, step_factor=strategy.step_factor)
+        profiles[name] = ClientProfile(1.0, Account(Poisson(rate), sigma), bounds)
         own = model()
         trainer = Trainer(
             own, LOSS, torch.optim.SGD(own.parameters(), lr=lr), method=strategy.method, max_grad_norm=joint,
@@ -57,7 +57,7 @@ def federation(
             steps=rounds * steps, noise=SeededNoise(number), progress=False,
         )  # fmt: skip
         made[name] = Client(name, trainer, data(number), strategy, steps=steps, max_grad_norm=bound)
-    return Server(model(), LOSS, strategy, members, rounds=rounds, **settings), made
+    return Server(model(), LOSS, strategy, profiles, rounds=rounds, **settings), made
 
 
 def run(server: Server, clients: dict[str, Client], rounds: int | None = None) -> list[Any]:

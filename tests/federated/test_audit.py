@@ -1,4 +1,4 @@
-"""The audit attacks a client's own step as it attacks any other."""
+"""The audit attacks the private step of a federated client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from gnomon.audit import audit
 from gnomon.data import load
-from gnomon.federated.simulation.setup import build_client, build_server
+from gnomon.federated.builders import build_client, build_server
 from gnomon.runs.federate_config import FederateConfig
 
 
@@ -14,7 +14,7 @@ def test_the_step_of_a_client_is_audited():
     config = FederateConfig(method="fedavg", data="digits", noise_multiplier=3.0, rounds=4, clients=1)
     source = load("digits")
     server = build_server(config, source, source.train[:0], {"a": len(source.train)})
-    client = build_client(config, "a", source.train, server.members["a"], server.strategy, source)
+    client = build_client(config, "a", source.train, server.profiles["a"], server.strategy, source)
     some = torch.arange(60)
     data = source.train.inputs[some], source.train.targets[some]
     report = audit(client.trainer, data, releases=20, canaries=4, draws=100_000)

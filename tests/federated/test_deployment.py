@@ -13,7 +13,7 @@ import pytest
 from gnomon.accounting import epsilon
 from gnomon.data import load
 from gnomon.federated.deployment.flower import REFUSED
-from gnomon.federated.deployment.node import PROGRAMS
+from gnomon.federated.deployment.supernode import PROGRAMS
 from gnomon.federated.refusal import REASONS
 from gnomon.ledger import Ledger
 from tests.federated.deployment import Deployment
@@ -102,7 +102,7 @@ def test_a_killed_node_is_named_and_a_killed_server_goes_on_with_the_sites_ledge
     place = Place(tmp_path, rounds=4)
     deployment = Deployment(tmp_path)
     settings = {"federation": str(place.agreed), "out": str(place.out), "patience": 200.0}
-    settings["deadline"] = max(15.0, 8 * deployment.pace())  # what a dead node costs; short where the machine is free
+    settings["deadline"] = max(15.0, 8 * deployment.pace())  # a round waits this long for a dead node
     try:
         deployment.superlink()
         for name in SITES:

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the round goes on, and the model moves no further than honest clients could move it."""
+"""Invalid and malicious uploads are refused, and move the model no further than honest clients could."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from gnomon.data import load
 from gnomon.federated import Message, fedavg, fedfdp, fedlrs, fedpcdp, scaffold
+from gnomon.federated.builders import build_client, build_server
 from gnomon.federated.refusal import REASONS
 from gnomon.federated.rounds import RoundFailed
-from gnomon.federated.simulation.setup import build_client, build_server
-from gnomon.federated.state import PersistentState
+from gnomon.federated.state import ClientState, ServerState, load_tree, save_tree
 from gnomon.federated.validation import check_arrays
 from gnomon.methods import pcdp
 from gnomon.runs.federate_config import FederateConfig
@@ -20,7 +20,7 @@ from tests.federated.small import PUBLIC, federation, flat, run
 
 
 def answers(strategy, rounds: int = 1):
-    """A round that has begun, and everybody's honest answer."""
+    """Return a server with an open round, and the honest upload of every client."""
     server, clients = federation(strategy, rounds=3)
     run(server, clients, rounds - 1)
     messages = server.begin()
@@ -86,7 +86,7 @@ def test_an_answer_from_an_earlier_round_is_refused_when_it_is_sent_again():
     server.end()
     server.begin()
     server.accept("c0", old["c0"])
-    server.accept("c0", Message(2, old["c0"].arrays, dict(old["c0"].numbers)))  # dressed up as the new round's
+    server.accept("c0", Message(2, old["c0"].arrays, dict(old["c0"].numbers)))  # relabelled as the new round's
     assert server.end().refused["c0"].startswith(REASONS["round"])
 
 
@@ -103,7 +103,7 @@ def test_a_second_answer_a_stranger_s_and_a_missing_one():
 
 def test_the_longest_accepted_change_moves_the_model_by_at_most_an_honest_client_s_share():
     server, sent = answers(fedavg())
-    most = server.members["c1"].reach.change(server.dims)
+    most = server.profiles["c1"].bounds.change_norm(server.dims)
     change = sent["c1"].arrays["change"]
     size = sum(v.numel() for v in change.values())
     pushed = {name: torch.full_like(v, 0.999 * most / size**0.5) for name, v in change.items()}
@@ -119,15 +119,15 @@ def test_the_longest_accepted_change_moves_the_model_by_at_most_an_honest_client
 
 @pytest.mark.parametrize("make", [fedavg, fedlrs, scaffold, fedfdp, lambda: fedpcdp(PUBLIC, 5)])
 def test_no_honest_answer_is_refused(make):
-    """Noise included: fifteen rounds of three clients, with noise that is large against the bound."""
+    """Fifteen rounds of three clients, with noise that is large compared with the bound."""
     server, clients = federation(make(), rounds=15, sigma=4.0, steps=1)
     assert all(len(ended.accepted) == 3 for ended in run(server, clients))
 
 
 def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_step():
-    """It sends the same vector round after round; also across a save and a restart of the server."""
+    """The client sends the same vector in every round, also after the server was saved and restarted."""
     server, clients = federation(scaffold(), clients=5, rounds=12, steps=1)
-    step, pushed = server.members["c1"].reach.step(server.dims), []
+    step, pushed = server.profiles["c1"].bounds.step_norm(server.dims), []
     for number in range(12):
         for name, message in server.begin().items():
             reply = clients[name].train(message)
@@ -138,16 +138,16 @@ def test_one_client_shifts_the_others_steps_by_at_most_its_share_of_an_honest_st
             server.accept(name, reply)
         assert "c1" in server.end().accepted
         if number == 5:
-            server.persistent = PersistentState.from_bytes(server.persistent.to_bytes())
-        honest = [clients[name].persistent.arrays["control"] for name in clients if name != "c1"]
-        sent = server.persistent.arrays["control"]
+            server.state = ServerState.from_tree(load_tree(save_tree(server.state.to_tree())))
+        honest = [clients[name].state.arrays["control"] for name in clients if name != "c1"]
+        sent = server.state.arrays["control"]
         pushed.append(float(flat({n: sent[n] - sum(own[n] for own in honest) / 5 for n in sent}).norm()))
     assert max(pushed) <= step / 5 * 1.001
     assert pushed[-1] == pytest.approx(step / 5, rel=1e-3), "it had pushed as far as it may"
 
 
 def test_scaffold_hears_clients_whose_steps_differ_in_length():
-    """A client with few records has much noise in its step, and so in the mean that everybody gets."""
+    """A client with few records has much noise in its step, and so has the mean that all clients get."""
     source = load("digits")
     config = FederateConfig(
         method="scaffold", data="digits", clients=2, rounds=4, noise_multiplier=6.0, sample_rate=0.1,
@@ -155,10 +155,10 @@ def test_scaffold_hears_clients_whose_steps_differ_in_length():
     )  # fmt: skip
     parts = {"small": source.train[:40], "big": source.train[40:]}
     server = build_server(config, source, source.train[:0], {name: len(part) for name, part in parts.items()})
-    reach = {name: member.reach.step(server.dims) for name, member in server.members.items()}
+    reach = {name: member.bounds.step_norm(server.dims) for name, member in server.profiles.items()}
     assert reach["small"] > 10 * reach["big"]
     made = {
-        name: build_client(config, name, part, server.members[name], server.strategy, source)
+        name: build_client(config, name, part, server.profiles[name], server.strategy, source)
         for name, part in parts.items()
     }
     assert all(ended.accepted == ["big", "small"] for ended in run(server, made))
@@ -172,14 +172,14 @@ def test_an_answer_that_was_lost_does_not_part_a_client_s_control_variate_from_t
             if (number, name) != (1, "c0"):
                 server.accept(name, reply)
         server.end()
-    kept = server.persistent.arrays["controls"]
+    kept = server.state.client_arrays["control"]
     for name, client in clients.items():
-        for parameter, value in client.persistent.arrays["control"].items():
-            assert torch.equal(value, kept[f"{name}/{parameter}"])
+        for parameter, value in client.state.arrays["control"].items():
+            assert torch.equal(value, kept[name][parameter])
 
 
 def test_a_large_seed_travels_whole():
-    local = pcdp(PUBLIC, rank=3, batch=6)  # which six is drawn with the round's public coin
+    local = pcdp(PUBLIC, rank=3, batch=6)  # the round's public seed draws the six records
     server, clients = federation(fedpcdp(PUBLIC, 3, local=local), rounds=1, seed=10**12 + 1)
     assert len(run(server, clients)[0].accepted) == 3
 
@@ -201,7 +201,7 @@ def test_a_noisy_loss_that_is_out_of_all_proportion_is_cut():
     for name, message in sent.items():
         server.accept(name, message)
     server.end()
-    assert server.persistent.numbers["loss"] <= 10.0
+    assert server.state.numbers["loss"] <= 10.0
 
 
 def test_a_client_that_breaks_is_named_and_what_it_said_stays_with_it():
@@ -221,7 +221,7 @@ def test_a_round_without_any_answer_says_why_and_leaves_the_model_alone():
     before = flat(server.weights)
     for client in clients.values():
         client.train = lambda message: (_ for _ in ()).throw(MemoryError())
-    with pytest.raises(RoundFailed, match="nobody") as raised:
+    with pytest.raises(RoundFailed, match="no upload was accepted") as raised:
         run(server, clients)
     assert isinstance(raised.value.__cause__, MemoryError)
     assert torch.equal(flat(server.weights), before)
@@ -232,7 +232,7 @@ def test_a_client_refuses_weights_that_do_not_fit_without_spending():
     client = clients["c0"]
     good = server.begin()["c0"]
     for spoilt, match in [
-        ({"x": torch.zeros(1)}, "other arrays"),
+        ({"x": torch.zeros(1)}, "unexpected arrays"),
         ({name: value[:1] for name, value in good.arrays["weights"].items()}, "shape"),
         ({name: value * math.nan for name, value in good.arrays["weights"].items()}, "finite"),
     ]:
@@ -269,27 +269,28 @@ def test_a_client_that_could_not_begin_a_round_takes_part_in_the_next(place, mon
 
 def test_a_client_whose_batches_have_ended_says_that_its_budget_is_spent():
     server, clients = federation(fedavg(), clients=1, rounds=1)
-    clients["c0"].trainer.sampling.pending = 1  # drawn, and never given back
+    clients["c0"].trainer.sampling.pending = 1  # as if a batch had been drawn and lost
     with pytest.raises(ValueError, match=REASONS["budget"]):
         clients["c0"].train(server.begin()["c0"])
 
 
 def test_arrays_that_came_over_a_network_go_where_the_model_is(monkeypatch):
-    """They come on the CPU. No graphics card is needed to see that they are moved."""
+    """Arrays from a network are on the CPU. The meta device shows that they are moved."""
     meta = torch.device("meta")
     like = {"w": torch.zeros(2, device=meta)}
     assert check_arrays("change", {"w": torch.ones(2)}, like)["w"].device == meta
     with pytest.raises(ValueError, match="finite"):
         check_arrays("change", {"w": torch.full((2,), math.nan)}, like)
-    assert fedlrs().upload.like(like, None)["positions"].device == meta
+    assert fedlrs().upload.template(like, None)["positions"].device == meta
     asked = []
-    monkeypatch.setattr(PersistentState, "move", lambda self, device: asked.append(device))
+    for state in (ClientState, ServerState):
+        monkeypatch.setattr(state, "move", lambda self, device: asked.append(device))
     monkeypatch.setattr(Message, "to", lambda self, device: asked.append(device) or Message(9))
     server, clients = federation(scaffold(), clients=1, rounds=1)
     server.model.to(meta)
     message = server.begin()["c0"]
     assert asked == [meta]
     clients["c0"].trainer.model.to(meta)
-    with pytest.raises(ValueError, match=REASONS["contents"]):  # it looked at the message that was moved
+    with pytest.raises(ValueError, match=REASONS["contents"]):  # the client read the message that was moved
         clients["c0"].train(message)
     assert asked == [meta] * 3

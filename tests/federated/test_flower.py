@@ -1,4 +1,4 @@
-"""What crosses the border to Flower, and what a site does with its folder; no network."""
+"""Messages as Flower records, a site's state folder, and delivery through Flower's grid, without a network."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gnomon.cli.main import main
 from gnomon.data import Records, load
 from gnomon.errors import SettingError
 from gnomon.federated import Message, Refused
+from gnomon.federated.builders import build_server
 from gnomon.federated.deployment import flower
-from gnomon.federated.deployment.answers import ANSWERED, AnswerLog
 from gnomon.federated.deployment.site import Site, SiteFolder, read_federation
-from gnomon.federated.deployment.site import answer as nameless_answer
+from gnomon.federated.deployment.site import run_site_round as nameless_answer
+from gnomon.federated.deployment.upload_log import UploadLog
 from gnomon.federated.refusal import REASONS
-from gnomon.federated.rounds import reason_of
-from gnomon.federated.simulation.setup import build_server
+from gnomon.federated.rounds import refusal_for
 from gnomon.ledger import Budget, Ledger, LedgerError, OverBudget
 from gnomon.release import SecureNoise
 from gnomon.runs.federate_config import FederateConfig
@@ -39,7 +39,7 @@ answer = functools.partial(nameless_answer, dataset="patients")
 
 
 def reserved(path) -> int:
-    """What a ledger has been paid for, as another process would see it."""
+    """Return the reserved steps of a ledger, as another process sees them."""
     ledger = Ledger(path)
     found = sum(run.reserved for run in ledger.state().runs.values())
     ledger.close()
@@ -62,11 +62,11 @@ def federation(tmp_path):
 
 
 def of_another(message: Message) -> Message:
-    """The same message from the server of another federation."""
+    """Return the same message, as the server of another federation would send it."""
     return replace(message, numbers=message.numbers | {"federation": message.numbers["federation"] + 1})
 
 
-def test_a_parcel_survives_the_journey_bit_for_bit():
+def test_a_message_survives_the_conversion_bit_for_bit():
     change = {"0.w": torch.randn(3, 2), "b": torch.tensor([1.5]), "t": torch.tensor(2.5), "v": torch.randn(4, 3).T}
     message = Message(7, {"change": change, "x": {"i": torch.arange(3)}}, {"ticket": float(2**47 + 1), "loss": 0.1})
     back = flower.to_message(flower.to_records(message))
@@ -117,14 +117,14 @@ def bad_array(content: bytes) -> RecordDict:
         *[(bad_array(content), "contents") for content in BAD_ARRAYS],
     ],
 )
-def test_what_is_no_parcel_is_refused(records, reason):
+def test_records_that_are_no_message_are_refused(records, reason):
     with pytest.raises(Refused) as raised:
         flower.to_message(records)
     assert raised.value.reason == reason
 
 
 def test_a_message_that_is_too_large_is_not_even_read(monkeypatch):
-    monkeypatch.setattr(flower, "MOST_BYTES", 100)
+    monkeypatch.setattr(flower, "MAX_BYTES", 100)
     with pytest.raises(Refused, match="bytes"):
         flower.to_message(flower.to_records(Message(1, {"change": {"w": torch.zeros(1000)}})))
 
@@ -148,7 +148,7 @@ def test_a_site_goes_on_where_its_last_process_stopped(federation, tmp_path):
 
 
 class Killed(SecureNoise):
-    """Ends its process, as kill -9 would, when noise is drawn; says before what the ledger knew at that context."""
+    """Noise that kills its process at the given draw, after it wrote down what the ledger had reserved by then."""
 
     def __init__(self, place, draws: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_a_round_that_is_killed_was_paid_for_before_its_first_noise_and_stays_pa
     child = os.fork()
     if child == 0:
         try:
-            monkeypatch.setattr("gnomon.federated.simulation.setup.SecureNoise", lambda: Killed(tmp_path, draws))
+            monkeypatch.setattr("gnomon.federated.builders.federation.SecureNoise", lambda: Killed(tmp_path, draws))
             answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message, **place)
         finally:
             os._exit(1)
@@ -186,7 +186,7 @@ def test_a_round_that_is_killed_was_paid_for_before_its_first_noise_and_stays_pa
 
 def test_a_kill_between_the_folder_and_the_ledger_leaves_one_run(federation, tmp_path):
     server, data = federation
-    SiteFolder(tmp_path / "state").label("fedpcdp, north")  # and then nothing more
+    SiteFolder(tmp_path / "state").run_label("fedpcdp, north")  # the process is killed after this
     answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", server.begin()["north"], ledger=tmp_path / "l")
     assert reserved(tmp_path / "l") == 2
 
@@ -228,7 +228,7 @@ def test_a_site_whose_budget_is_used_up_refuses_with_that_reason(federation, tmp
     before = ledger.head()
     with pytest.raises(OverBudget) as raised:
         answer(CONFIG, SITES, "north", data["north"], tmp_path / "second", of_another(message))
-    assert reason_of(raised.value).reason == "budget"
+    assert refusal_for(raised.value).reason == "budget"
     assert ledger.head() == before, "nothing was spent"
     ledger.close()
 
@@ -291,7 +291,7 @@ def test_a_site_s_own_labels_do_not_decide_the_number_of_classes(federation, tmp
     few = source.train[:400][source.train.targets[:400] < 9]
     np.savez(tmp_path / "few.npz", x_train=few.inputs, y_train=few.targets, x_test=few.inputs, y_test=few.targets)
     message, data = server.begin()["north"], f"npz:{tmp_path / 'few.npz'}"
-    message.arrays.pop("public")  # some of them are among these records
+    message.arrays.pop("public")  # some public records are among the site's
     plain = replace(CONFIG, method="fedavg")
     with pytest.raises(SettingError, match="classes"):
         answer(plain, SITES, "north", data, tmp_path / "state", message, ledger=tmp_path / "l")
@@ -337,7 +337,7 @@ def test_a_folder_of_other_settings_or_one_in_use_is_refused(federation, tmp_pat
     server, data = federation
     message = server.begin()["north"]
     folder = SiteFolder(tmp_path / "state")
-    with folder.alone(), pytest.raises(Refused):
+    with folder.lock(), pytest.raises(Refused):
         answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message)
     answer(CONFIG, SITES, "north", data["north"], tmp_path / "state", message)
     other = replace(CONFIG, noise_multiplier=1.0)
@@ -374,7 +374,7 @@ class Reply:
 
 
 class Asked:
-    """The half of a grid that asks nodes for their names. `says` has what a node answers: None is an error."""
+    """The part of a fake grid that asks nodes for their names. `says` is a node's reply; None is an error."""
 
     def __init__(self) -> None:
         self.queries: dict[str, int] = {}
@@ -402,7 +402,7 @@ class Asked:
 
 
 class Grid(Asked):
-    """Four nodes: an honest one, one that breaks, one that hangs, and one that uses the first one's name."""
+    """A fake grid of four nodes: one is honest, one fails, one hangs, and one gives the first one's name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -426,23 +426,23 @@ class Grid(Asked):
 def test_a_site_that_hangs_is_absent_one_that_breaks_is_named_and_a_name_cannot_be_taken(monkeypatch):
     monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
     sites = {name: Site(10) for name in ("north", "south", "west")}
-    exchange = flower.OverFlower(Grid(), sites, deadline=5.0)
+    exchange = flower.FlowerExchange(Grid(), sites, deadline=5.0)
     answers = dict(exchange({name: Message(1, {}, {"ticket": 5.0}) for name in sites}))
     assert answers["north"].numbers == {"ticket": 5.0}
     assert str(answers["south"]) == REASONS["error"]
     assert "west" not in answers
-    assert exchange._nodes == {"north": 11, "south": 22, "west": 33}
-    pinned = flower.OverFlower(Grid(), {"north": Site(10, node=44)}, deadline=5.0)
+    assert exchange._directory.nodes == {"north": 11, "south": 22, "west": 33}
+    pinned = flower.FlowerExchange(Grid(), {"north": Site(10, node=44)}, deadline=5.0)
     list(pinned({"north": Message(1)}))
-    assert pinned._nodes == {"north": 44}
+    assert pinned._directory.nodes == {"north": 44}
 
 
 def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatch):
     monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
-    monkeypatch.setattr(flower, "POLL", 0.01)
+    monkeypatch.setattr(flower, "POLL_SECONDS", 0.01)
     grid, sites = Grid(), {"north": Site(10)}
     grid.names = {11: "north"}
-    exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=0.0)
+    exchange = flower.FlowerExchange(grid, sites, deadline=5.0, patience=0.0)
     with monkeypatch.context() as broken:
         broken.setattr(Grid, "says", lambda self, node: None)
         assert dict(exchange({"north": Message(1)})) == {}
@@ -451,18 +451,18 @@ def test_a_node_whose_first_answer_failed_is_asked_for_its_name_again(monkeypatc
 
 def test_a_node_that_fails_often_is_asked_until_the_patience_ends(monkeypatch):
     monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(flower, "POLL_SECONDS", 0.001)
     grid = Grid()
     grid.names = {11: "north"}
     monkeypatch.setattr(grid, "says", lambda node: "north" if grid.count > 6 else None)
-    exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=60.0)
+    exchange = flower.FlowerExchange(grid, {"north": Site(10)}, deadline=5.0, patience=60.0)
     assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     assert grid.count == 7
 
 
 def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_no_other(monkeypatch):
     monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
-    monkeypatch.setattr(flower, "POLL", 0.01)
+    monkeypatch.setattr(flower, "POLL_SECONDS", 0.01)
     grid = Grid()
     grid.names = {99: "nobody"}
     monkeypatch.setattr(grid, "silent", lambda node: node == 99)
@@ -471,18 +471,18 @@ def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_n
     def there():
         looks.append(1)
         if len(looks) == 5:
-            grid.names[11] = "north"  # comes while the other one is waited for
+            grid.names[11] = "north"  # comes online while the exchange waits for the other node
         return list(grid.names)
 
     monkeypatch.setattr(grid, "get_node_ids", there)
     sites = {"north": Site(10), "south": Site(10)}
-    exchange = flower.OverFlower(grid, sites, deadline=5.0, patience=60.0)
+    exchange = flower.FlowerExchange(grid, sites, deadline=5.0, patience=60.0)
     assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     assert len(looks) == 5, "nobody waited any longer"
     assert grid.count == 2, "a node that is slow is not asked again at once"
-    exchange._missed.add("south")  # it may be the one that says nothing
-    monkeypatch.setattr(flower, "LATER", 0.0)
-    monkeypatch.setattr(flower, "SILENCE", 0.0)
+    exchange._missed.add("south")  # the silent node may be this site
+    monkeypatch.setattr(flower, "LATER_PATIENCE", 0.0)
+    monkeypatch.setattr(flower, "QUERY_TIMEOUT", 0.0)
     for number in range(2, 7):
         assert list(dict(exchange({"north": Message(number), "south": Message(number)}))) == ["north"]
     assert grid.count == 4, "in two rounds more, and then no more"
@@ -490,11 +490,11 @@ def test_a_node_that_never_says_its_name_is_asked_in_three_rounds_and_holds_up_n
 
 def test_only_the_first_round_is_patient(monkeypatch):
     monkeypatch.setattr(flower, "FlowerMessage", lambda **fields: fields)
-    monkeypatch.setattr(flower, "POLL", 0.01)
-    monkeypatch.setattr(flower, "LATER", 0.05)
+    monkeypatch.setattr(flower, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(flower, "LATER_PATIENCE", 0.05)
     grid = Grid()
     grid.names = {11: "north"}
-    exchange = flower.OverFlower(grid, {"north": Site(10)}, deadline=5.0, patience=600.0)
+    exchange = flower.FlowerExchange(grid, {"north": Site(10)}, deadline=5.0, patience=600.0)
     assert list(dict(exchange({"north": Message(1)}))) == ["north"]
     grid.names = {}
     assert dict(exchange({"north": Message(2)})) == {}, "and this took no ten minutes"
@@ -541,7 +541,7 @@ def test_no_telemetry():
 
 
 class Loopback(Asked):
-    """A grid whose nodes are the sites' own code, called at once. The second round of the first run never ends."""
+    """A fake grid that calls the sites' code directly. With `kill`, it interrupts the second round."""
 
     def __init__(self, nodes: dict[int, dict[str, str]], kill: bool) -> None:
         super().__init__()
@@ -576,20 +576,20 @@ def test_a_server_that_was_killed_goes_on_at_the_last_round(tmp_path, monkeypatc
     node = {"name": "north", "data": data, "state": str(tmp_path / "state"), "federation": str(agreed)}
     node |= {"ledger": str(tmp_path / "ledger.sqlite"), "data-id": "patients"}
     with pytest.raises(KeyboardInterrupt):
-        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
+        flower.run_server(agreed, tmp_path / "out", Loopback({5: node}, kill=True), 5.0)
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
     text = agreed.read_text()
     agreed.write_text(text.replace("noise-multiplier: 2", "noise-multiplier: 8"))
-    with pytest.raises(SettingError, match="as in round 1"):
-        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    with pytest.raises(SettingError, match="round 1 cost north"):
+        flower.run_server(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
     agreed.write_text(text)
-    flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+    flower.run_server(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
     refused = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
     assert refused == [{"round": 3, "client": "north", "why": REASONS["budget"]}], "it paid for round 2 twice"
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2]
     assert reserved(tmp_path / "ledger.sqlite") == 3
-    assert AnswerLog(exchange=lambda messages: (), path=tmp_path / "out" / ANSWERED).counts() == {"north": 2}
+    assert UploadLog(exchange=lambda messages: (), path=tmp_path / "out" / "answered.jsonl").counts() == {"north": 2}
     assert json.loads((tmp_path / "out" / "statement.json").read_text())["steps"] == 4, "asked four times, at most"
     assert (tmp_path / "out" / "model.safetensors").exists()
 
@@ -604,7 +604,7 @@ def test_a_federation_gets_more_rounds_when_it_has_had_them_all(tmp_path, monkey
     node |= {"ledger": str(tmp_path / "ledger.sqlite"), "data-id": "patients"}
     for rounds in (1, 3):
         agreed.write_text(text + f"rounds: {rounds}\n")
-        flower.serve(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
+        flower.run_server(agreed, tmp_path / "out", Loopback({5: node}, kill=False), 5.0)
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["accepted"] for row in rows] == [1, 1, 1]
     assert "(1 run, 6 steps reserved" in (tmp_path / "state" / "statement.txt").read_text()

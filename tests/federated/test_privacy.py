@@ -1,4 +1,4 @@
-"""Each client's account, the largest of them, and nothing for luck in being picked."""
+"""Each client's privacy account, the statement of the largest one, and no amplification by client sampling."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from gnomon.accounting import Account, epsilon
 from gnomon.errors import SettingError
 from gnomon.federated import Client, fedavg, fedfdp, fedpcdp, pfa
+from gnomon.federated.builders import build_federation, rounds_per_client
 from gnomon.federated.rounds import InProcess, run_round
-from gnomon.federated.simulation.setup import build, participations
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise
@@ -23,28 +23,28 @@ SMALL = FederateConfig(method="fedavg", clients=4, rounds=6, steps_per_round=2, 
 
 
 def quietly(number, names):
-    """Nobody needs to know."""
+    """Ignore the beginning of a round."""
 
 
 def test_a_client_pays_for_the_rounds_it_was_asked_in_and_for_nothing_less():
     config = dataclasses.replace(SMALL, participation=0.5, insecure_noise_seed=0)
-    federation = build(config)
+    federation = build_federation(config)
     asked = dict.fromkeys(federation.clients, 0)
     for _ in range(6):
-        for name in federation.server.chosen(federation.server.round + 1):
+        for name in federation.server.selected(federation.server.round + 1):
             asked[name] += 1
         run_round(federation.server, InProcess(federation.clients), quietly)
-    assert asked == participations(config, federation.clients)
+    assert asked == rounds_per_client(config, federation.clients)
     assert len(set(asked.values())) > 1, "somebody was asked more often"
     for name, client in federation.clients.items():
-        account = federation.server.members[name].account
+        account = federation.server.profiles[name].account
         assert account.steps == client.trainer.account.steps == 2 * asked[name]
         assert account.to_dict() == client.trainer.account.to_dict()
 
 
 def test_the_statement_is_the_largest_epsilon_without_amplification_by_client_sampling():
     config = dataclasses.replace(SMALL, participation=0.5, partition="dirichlet:0.3")
-    federation = build(config)
+    federation = build_federation(config)
     for _ in range(6):
         run_round(federation.server, InProcess(federation.clients), quietly)
     statement = federated_statement(config, federation.server, True, 0)
@@ -63,9 +63,9 @@ def test_the_statement_is_the_largest_epsilon_without_amplification_by_client_sa
 def test_a_client_whose_answer_was_lost_has_paid_all_the_same():
     server, clients = federation(fedavg(), rounds=2)
     for name, message in server.begin().items():
-        clients[name].train(message)  # and nothing arrives
+        clients[name].train(message)  # the upload is lost
     server.end()
-    assert {member.account.steps for member in server.members.values()} == {2}
+    assert {member.account.steps for member in server.profiles.values()} == {2}
     assert {client.trainer.account.steps for client in clients.values()} == {2}
 
 
@@ -79,8 +79,8 @@ def test_a_target_is_met_by_every_client_whatever_its_size():
         clients=2,
         accountant="rdp",
     )
-    federation = build(config)
-    sigmas = {member.account.noise_multiplier for member in federation.server.members.values()}
+    federation = build_federation(config)
+    sigmas = {member.account.noise_multiplier for member in federation.server.profiles.values()}
     assert len(sigmas) == 2, "smaller clients need more noise"
     for _ in range(2):
         run_round(federation.server, InProcess(federation.clients), quietly)
@@ -101,7 +101,7 @@ def test_a_client_does_not_go_beyond_its_plan():
 def test_a_round_is_paid_for_as_a_whole_before_any_noise_is_drawn(tmp_path):
     config = FederateConfig(method="fedavg", clients=1, rounds=2, steps_per_round=3, noise_multiplier=2.0)
     ledger = Ledger(tmp_path / "ledger.sqlite", block=3)
-    federation = build(config, ledger=ledger)
+    federation = build_federation(config, ledger=ledger)
     client = federation.clients["client-0"]
     seen = []
     plain = client.trainer.noise.normal
@@ -114,7 +114,7 @@ def test_a_round_is_paid_for_as_a_whole_before_any_noise_is_drawn(tmp_path):
 
 
 def test_what_is_uploaded_is_made_of_what_the_door_released():
-    """Records that differ in one: with the noise off, uploads differ by at most lr * C / B a step."""
+    """Without noise, the uploads for data that differ in one record differ by at most lr * C / B in a step."""
     strategy = fedpcdp(PUBLIC, 5)
     sent = []
     for leave_out in (False, True):
@@ -140,11 +140,11 @@ def test_fedfdp_is_charged_once_a_step_with_the_joint_multiplier():
 def test_a_trainer_with_the_wrong_bound_or_shuffled_epochs_is_refused():
     _, clients = federation(fedavg(), clients=1)
     trainer = clients["c0"].trainer
-    with pytest.raises(SettingError, match=r"strategy\.bound"):
+    with pytest.raises(SettingError, match=r"strategy\.joint_bound"):
         Client("c", trainer, data(0), fedfdp(), steps=1, max_grad_norm=0.5)
     from gnomon.accounting import Shuffled
 
-    object.__setattr__(trainer.plan, "sampler", Shuffled(2))
+    object.__setattr__(trainer.mechanism, "sampler", Shuffled(2))
     with pytest.raises(SettingError, match="Poisson"):
         Client("c", trainer, data(0), fedavg(), steps=1)
 
@@ -171,11 +171,11 @@ def test_public_records_that_a_client_holds_are_refused_also_where_they_only_ser
 
 def test_seeded_and_missing_noise_give_no_guarantee():
     config = dataclasses.replace(SMALL, rounds=1)
-    federation = build(config)
+    federation = build_federation(config)
     assert all(isinstance(client.trainer.noise, SecureNoise) for client in federation.clients.values())
     run_round(federation.server, InProcess(federation.clients), quietly)
     assert not federated_statement(config, federation.server, False, 0).guarantee
-    for member in federation.server.members.values():
+    for member in federation.server.profiles.values():
         member.account = Account(member.account.sampler, 0.0)
         member.account.charge(2)
     silent = federated_statement(config, federation.server, True, 0)

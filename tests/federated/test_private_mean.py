@@ -1,4 +1,4 @@
-"""Privacy for whole clients: clipped, noised by the server, divided by a declared number."""
+"""Privacy for whole clients: the server clips, adds noise, and divides by a declared number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from gnomon.accounting import Account, FullBatch, epsilon
 from gnomon.errors import SettingError
-from gnomon.federated import Losses, PrivateMean, fedavg, fedfdp, scaffold
+from gnomon.federated import LossRelease, PrivateMean, fedavg, fedfdp, scaffold
 from gnomon.federated.refusal import Refused
 from gnomon.federated.rounds import InProcess, RoundFailed
 from gnomon.federated.simulation.run import federate, resume
-from gnomon.federated.state import PersistentState
+from gnomon.federated.state import load_tree
 from gnomon.release import SeededNoise
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.training import BudgetExhausted
@@ -29,13 +29,13 @@ def mean(sigma: float, clients: float = 3, bound: float = 0.5) -> PrivateMean:
 def test_one_client_s_data_move_the_model_by_at_most_its_bound():
     moved = []
     for scale in (1.0, 1e6):
-        server, clients = federation(dataclasses.replace(fedavg(), aggregate=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
+        server, clients = federation(dataclasses.replace(fedavg(), aggregator=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
         x, y = clients["c1"].data
         clients["c1"].data = (x * scale, y)
         run(server, clients)
         moved.append(flat(server.weights))
     assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.5 / 3 * 1.001
-    server, clients = federation(dataclasses.replace(fedavg(), aggregate=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
+    server, clients = federation(dataclasses.replace(fedavg(), aggregator=mean(0.0)), sigma=0.0, rounds=1, lr=5.0)
     clients["c1"].train = lambda message: (_ for _ in ()).throw(OSError())
     run(server, clients)
     assert float((moved[0] - flat(server.weights)).norm()) <= 0.5 / 3 * 1.001, "a client that left counts as nothing"
@@ -46,7 +46,7 @@ def test_noise_has_the_declared_size_and_is_added_also_when_nobody_answers():
     drawn = []
     for seed in range(40):
         aggregate = dataclasses.replace(mean(2.0), noise=SeededNoise(seed))
-        server, clients = federation(dataclasses.replace(fedavg(), aggregate=aggregate), rounds=1)
+        server, clients = federation(dataclasses.replace(fedavg(), aggregator=aggregate), rounds=1)
         start = flat(server.weights)
         for client in clients.values():
             client.train = lambda message: (_ for _ in ()).throw(OSError())
@@ -108,15 +108,15 @@ def test_a_failed_round_leaves_no_noise_in_the_saved_model(tmp_path, monkeypatch
     monkeypatch.setattr(InProcess, "__call__", failing)
     with pytest.raises(RoundFailed, match="round 3"):
         federate(WHOLE, tmp_path / "run", progress=False)
-    state = PersistentState.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
+    state = load_tree((tmp_path / "run" / "state.safetensors").read_bytes())
     saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert state.numbers["server|round"] == 2
-    assert all(torch.equal(value, saved[name]) for name, value in state.arrays["server/weights"].items())
+    assert state["server"]["round"] == 2
+    assert all(torch.equal(value, saved[name]) for name, value in state["weights"].items())
     assert json.loads((tmp_path / "run" / "statement.json").read_text())["steps"] == 3, "its noise was paid for"
 
 
 @pytest.mark.parametrize("strategy", [scaffold(), fedfdp()])
 def test_strategies_that_upload_more_than_a_change_are_refused(strategy):
-    with pytest.raises(SettingError, match="components"):
-        dataclasses.replace(strategy, aggregate=mean(1.0))
-    assert Losses().numbers == ("loss",)
+    with pytest.raises(SettingError, match="leave out components"):
+        dataclasses.replace(strategy, aggregator=mean(1.0))
+    assert LossRelease().upload_numbers == ("loss",)

@@ -1,4 +1,4 @@
-"""The command, the folder that it leaves, and going on after a kill."""
+"""`gnomon federate`: its run folder, its ledger entries, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +20,12 @@ from gnomon.accounting import digits, epsilon
 from gnomon.cli.main import main
 from gnomon.data import DataError, load
 from gnomon.errors import SettingError
+from gnomon.federated.builders import build_federation
 from gnomon.federated.simulation.run import federate, resume
-from gnomon.federated.simulation.setup import build
-from gnomon.federated.state import PersistentState
+from gnomon.federated.state import load_tree
 from gnomon.ledger import Budget, Ledger
-from gnomon.runs.federate_config import METHODS, FederateConfig, federated_recipe
+from gnomon.runs.config import TrainConfig
+from gnomon.runs.federate_config import METHODS, TRAINING_ONLY, FederateConfig, federated_recipe
 
 QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
 
@@ -111,14 +113,14 @@ def test_a_table_is_split_by_a_column_that_has_a_name(tmp_path):
     config = FederateConfig(
         data="adult", method="fedavg", clients=4, noise_multiplier=3.0, partition="column:workclass"
     )
-    clients = build(config).clients.values()
+    clients = build_federation(config).clients.values()
     held = [set(source.columns["workclass"].keys(client.data.inputs)) for client in clients]
     assert sum(map(len, held)) == len(set.union(*held)), "every value is with one client"
     assert {"Private"} in held
     assert sum(len(client.data) for client in clients) == len(source.train)
     named = dataclasses.replace(config, partition="column:nowhere")
     with pytest.raises(SettingError, match="native-country"):
-        build(named)
+        build_federation(named)
 
 
 def test_speakers_are_clients_and_stay_whole(tmp_path):
@@ -182,8 +184,8 @@ def test_learning_shows_on_digits(tmp_path):
     [
         (["--partition", "nowhere"], "partition"),
         (["--partition", "shards:x"], "partition"),
-        (["--partition", "column:colour"], "column:N, or a place below 64"),
-        (["--partition", "column:64"], "a place below 64"),
+        (["--partition", "column:colour"], "column:N, or an index below 64"),
+        (["--partition", "column:64"], "an index below 64"),
         (["--partition", "column:0"], "clients = 5"),
         (["--partition", "group"], "the records of digits have no groups"),
         (["--clients", "0"], "clients"),
@@ -239,17 +241,17 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does_and_pays_for_the_round
     again = resume(folder, progress=False)
     assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5, 6]
     assert again.statement.steps == 7, "six rounds and the lost one"
-    kept = PersistentState.from_bytes((folder / "state.safetensors").read_bytes())
-    assert kept.numbers["server|round"] == 6
+    kept = load_tree((folder / "state.safetensors").read_bytes())
+    assert kept["server"]["round"] == 6
     assert resume(folder, progress=False).statement.steps == 7, "the line that was cut short is in nobody's way"
 
 
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ({}, ("noise-multiplier: 3.0", "noise-multiplier: 9.0"), "noise 3.0, as in round 1"),
+        ({}, ("noise-multiplier: 3.0", "noise-multiplier: 9.0"), r"round 1 cost client-0: .*noise 3.0; under"),
         ({"unit": "client"}, ("noise-multiplier: 3.0", "noise-multiplier: 9.0"), "whole clients noise 3.0"),
-        ({"noise_multiplier": None, "target_epsilon": 2.0}, ("rounds: 2", "rounds: 4"), "as in round 1"),
+        ({"noise_multiplier": None, "target_epsilon": 2.0}, ("rounds: 2", "rounds: 4"), "round 1 cost client-0"),
     ],
 )
 def test_settings_under_which_past_rounds_would_have_cost_something_else_are_refused(before, after, named, tmp_path):
@@ -272,7 +274,7 @@ def test_a_target_beside_the_noise_ends_the_run(tmp_path):
     assert run.statement.epsilon <= 0.6
     with pytest.raises(SettingError, match="one round already costs more"):
         federate(dataclasses.replace(config, target_epsilon=0.01), tmp_path / "none", progress=False)
-    with pytest.raises(SettingError, match="beside a noise-multiplier"):
+    with pytest.raises(SettingError, match="either target-epsilon or noise-multiplier"):
         federate(dataclasses.replace(config, unit="client"), tmp_path / "none", progress=False)
 
 
@@ -303,15 +305,13 @@ def test_own_data_in_a_simulation_get_a_caveat(tmp_path):
 
 def test_resume_restores_weights_and_control_variates(tmp_path):
     federate(FederateConfig(**QUICK | {"method": "scaffold"}), tmp_path / "run", progress=False)
-    before = PersistentState.from_bytes((tmp_path / "run" / "state.safetensors").read_bytes())
-    again = resume(tmp_path / "run", progress=False)  # nothing is left to do
+    before = load_tree((tmp_path / "run" / "state.safetensors").read_bytes())
+    again = resume(tmp_path / "run", progress=False)  # no round is left
     assert again.history[-1]["round"] == 2
-    assert torch.equal(
-        dict(again.federation.server.model.named_parameters())["1.bias"], before.arrays["server/weights"]["1.bias"]
-    )
-    own = again.federation.clients["client-1"].persistent.arrays["control"]["1.bias"]
-    assert torch.equal(own, before.arrays["client-1/control"]["1.bias"])
-    kept = again.federation.server.persistent.arrays["controls"]["client-1/1.bias"]
+    assert torch.equal(dict(again.federation.server.model.named_parameters())["1.bias"], before["weights"]["1.bias"])
+    own = again.federation.clients["client-1"].state.arrays["control"]["1.bias"]
+    assert torch.equal(own, before["clients"]["client-1"]["arrays"]["control"]["1.bias"])
+    kept = again.federation.server.state.client_arrays["control"]["client-1"]["1.bias"]
     torch.testing.assert_close(kept, own, rtol=1e-4, atol=1e-6)
 
 
@@ -339,7 +339,7 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
         process.wait()
     asked = len((out / "asked.jsonl").read_text().splitlines())
     assert asked >= 3
-    ended = int(PersistentState.from_bytes((out / "state.safetensors").read_bytes()).numbers["server|round"])
+    ended = load_tree((out / "state.safetensors").read_bytes())["server"]["round"]
     (out / "config.yaml").write_text((out / "config.yaml").read_text().replace("rounds: 400", f"rounds: {ended + 1}"))
     ledger = Ledger(own_ledger)
     before = {run.id: run.reserved for run in ledger.state().runs.values()}
@@ -354,3 +354,20 @@ def test_a_killed_run_goes_on_and_forgets_no_round(tmp_path, own_ledger):
     assert not any(run.open for run in after.values()), "the killed run holds no steps any more"
     assert again.total.steps == max(before.values()) + 1
     ledger.close()
+
+
+def test_files_that_list_settings_of_training_at_their_defaults_can_be_read():
+    """Run folders and kept results of earlier runs list them."""
+    every = {key.replace("_", "-"): value for key, value in dataclasses.asdict(TrainConfig()).items()}
+    listed = {key: every[key] for key in every if key.replace("-", "_") in TRAINING_ONLY}
+    assert {"epochs", "optimizer", "sampler"} <= set(listed)
+    assert FederateConfig.from_dict(listed | {"rounds": 7}) == FederateConfig(rounds=7)
+    assert federated_recipe("mnist").with_settings(listed).lr == federated_recipe("mnist").lr
+    with pytest.raises(SettingError, match=r"epochs = 3.0 has no effect in a federated run"):
+        FederateConfig.from_dict(listed | {"epochs": 3.0})
+
+
+def test_kept_results_of_federated_studies_can_be_read():
+    for path in sorted((Path(__file__).parents[2] / "experiments/results/federated/cells").glob("*.json"))[:20]:
+        settings = json.loads(path.read_text())["settings"]
+        assert FederateConfig.from_dict(settings).rounds == settings["rounds"]

@@ -1,4 +1,4 @@
-"""A run that goes on is still the same run: the same records, the same model, every round and every payment."""
+"""A resumed run has the same records and the same model, and keeps every round and every charge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.data import load
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.federated.simulation.run import federate, resume
 from gnomon.ledger import Ledger
 from gnomon.runs.federate_config import FederateConfig
@@ -61,12 +61,12 @@ def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
     ],
 )
 def test_settings_that_move_records_between_clients_are_refused(before, after, tmp_path):
-    """With a fixed sample rate a round costs every client the same, but a record would be in more rounds than any."""
+    """With a fixed sample rate a round costs the same, but a record that moved is in more rounds than any client."""
     folder = tmp_path / "run"
     federate(dataclasses.replace(PLAIN, sample_rate=0.1, private=900, holdout=0.1), folder, progress=False)
     edit(folder, before, after)
     edit(folder, "rounds: 2", "rounds: 3")
-    with pytest.raises(SettingError, match=r"the records of client-. = .*split-seed"):
+    with pytest.raises(SettingError, match=r"the records of client-. have changed .*split-seed"):
         resume(folder, progress=False)
     edit(folder, after, before)
     assert resume(folder, progress=False).history[-1]["round"] == 3
@@ -102,13 +102,13 @@ def test_files_of_an_earlier_form_are_named_with_the_remedy(file, content, tmp_p
         (tmp_path / "run" / file).unlink()
     else:
         (tmp_path / "run" / file).write_text(content)
-    with pytest.raises(SettingError, match=f"{file} = .*begin in another folder"):
+    with pytest.raises(DataError, match=f"{file} .*begin in another folder"):
         resume(tmp_path / "run", progress=False)
 
 
 def test_a_kill_between_metrics_and_state_leaves_no_gap(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("gnomon.federated.simulation.run.state_of", lambda federation: 1 / 0)
+    monkeypatch.setattr("gnomon.federated.simulation.run.serialise_state", lambda federation: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         federate(PLAIN, folder, progress=False)
     monkeypatch.undo()

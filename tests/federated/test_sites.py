@@ -1,4 +1,4 @@
-"""What a site tells a server that it does not trust, and what it pays when things go wrong; no network."""
+"""What a site reveals to an untrusted server, and what it pays after failures, without a network."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gnomon.accounting import Account, FullBatch
 from gnomon.cli.main import main
 from gnomon.data import Records, load
 from gnomon.errors import SettingError
-from gnomon.federated import Message, Refused
-from gnomon.federated.deployment.answers import AnswerLog
+from gnomon.federated import Message, Refused, ServerState
+from gnomon.federated.builders import build_server
 from gnomon.federated.deployment.site import Site, check_site
-from gnomon.federated.deployment.site import answer as nameless_answer
-from gnomon.federated.rounds import reason_of
-from gnomon.federated.simulation.setup import build_server
+from gnomon.federated.deployment.site import run_site_round as nameless_answer
+from gnomon.federated.deployment.upload_log import UploadLog
+from gnomon.federated.rounds import refusal_for
 from gnomon.ledger import Budget, Ledger, LedgerError
 from gnomon.runs.federate_config import FederateConfig
 from tests.federated.test_flower import store
@@ -39,12 +39,12 @@ def source():
 
 @pytest.fixture
 def own(source, tmp_path) -> str:
-    """The file of a site with the records 100 to 399."""
+    """Return the file of a site with the records 100 to 399."""
     return store(tmp_path / "north.npz", source.train[100 : 100 + SIZE], source.test)
 
 
 def runs(path) -> list[int]:
-    """The steps of each run in a ledger."""
+    """Return the reserved steps of each run in a ledger."""
     ledger = Ledger(path)
     found = [run.reserved for run in ledger.state().runs.values()]
     ledger.close()
@@ -58,11 +58,11 @@ def datasets(path) -> list[str]:
     return found
 
 
-# -- public records that somebody else chose -------------------------------------------------------
+# -- public records that the server chose -----------------------------------------------------------
 
 
 def public(source, *also: int) -> Records:
-    """Sixty public records, and some that may be a site's own."""
+    """Return sixty public records, and some that may be among a site's own."""
     chosen = torch.tensor([*range(60), *also])
     return Records(source.train.inputs[chosen], source.train.targets[chosen])
 
@@ -88,7 +88,7 @@ def test_no_server_can_ask_whether_a_record_is_here_by_calling_it_public(method,
 
 
 def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_path, monkeypatch):
-    """Weights for which the check breaks on one record would tell whether it is here, without any noise."""
+    """Weights for which the check fails on one record would reveal, without noise, whether the site has it."""
     seen = []
     monkeypatch.setattr("gnomon.training.admission.refuse_dependence", lambda *given, **_: seen.append(given[3]))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
@@ -102,7 +102,7 @@ def test_a_site_checks_the_model_on_records_that_nobody_has(source, own, tmp_pat
 
 
 class Pair:
-    """A server, and the site north with its folder and ledger in one place."""
+    """A server and the site north, with the site's folder and ledger in one place."""
 
     def __init__(self, source, own: str, place) -> None:
         self.config = replace(CONFIG, rounds=4)
@@ -110,13 +110,13 @@ class Pair:
         self.server = build_server(self.config, source, source.train[:0], dict.fromkeys(SITES, SIZE))
 
     def round(self, *, state: str = "state", spoiled: bool = False, told: dict[str, float] | None = None) -> list[str]:
-        """Who was accepted."""
+        """Run a round and return the accepted sites."""
         message = self.server.begin()["north"]
         message.numbers |= told or {}
         try:
             reply = self.answer(message, state)
         except Exception as error:
-            self.server.refuse("north", reason_of(error).reason)
+            self.server.refuse("north", refusal_for(error).reason)
             self.server.end()
             raise
         if spoiled:
@@ -128,7 +128,7 @@ class Pair:
         return answer(self.config, SITES, "north", self.own, self.place / state, message, ledger=self.place / "l")
 
     def more(self, rounds: int) -> None:
-        """Another number of rounds, agreed by both."""
+        """Change the agreed number of rounds on both sides."""
         self.config, self.server.rounds = replace(self.config, rounds=rounds), rounds
 
     @property
@@ -148,7 +148,7 @@ def test_a_restored_backup_answers_no_round_until_the_site_pays_for_what_it_has_
     assert pair.round(spoiled=True) == []
     shutil.rmtree(pair.place)
     shutil.copytree(tmp_path / "backup", pair.place)
-    with pytest.raises(LedgerError, match="has had 1 answer of this site that") as error:
+    with pytest.raises(LedgerError, match="has received 1 upload of this site") as error:
         pair.round()
     assert pair.paid == [2]
     command = str(error.value).partition("gnomon ")[2].partition(". If")[0].split()
@@ -162,7 +162,7 @@ def test_a_restored_backup_answers_no_round_until_the_site_pays_for_what_it_has_
 def test_no_claim_of_a_server_costs_a_site_anything(claim, pair):
     for paid in ([0], [0]):
         with pytest.raises(LedgerError, match="nothing was paid"):
-            pair.round(told={"answered": claim})
+            pair.round(told={"uploads_received": claim})
         assert pair.paid == paid
     assert pair.round() == ["north"], "as soon as the server is right"
     assert pair.paid == [2]
@@ -193,9 +193,9 @@ def test_weights_above_the_agreed_size_are_refused_and_cost_nothing(method, size
             large = value.clone()
             large.view(-1)[-1] = size
             arrays = message.arrays | {group: message.arrays[group] | {name: large}}
-            with pytest.raises(Refused, match="weights above the agreed size") as refused:
+            with pytest.raises(Refused, match="weights above the agreed maximum") as refused:
                 pair.answer(replace(message, arrays=arrays))
-            assert reason_of(refused.value).reason == "size"
+            assert refusal_for(refused.value).reason == "size"
     assert pair.paid == []
     pair.server.end()
     assert [pair.round() for _ in range(3)] == [["north"]] * 3, "and leave nothing behind"
@@ -247,12 +247,12 @@ def test_no_record_decides_whether_a_site_says_that_its_budget_is_spent(shared, 
     ledger.reserve(run)
     ledger.set_budget(others.id, Budget(0.1, 1e-5))
     server = build_server(CONFIG, source, source.train[:0], dict.fromkeys(SITES, SIZE))
-    for name in ("patients", others.id):  # also a name that is the id of records
+    for name in ("patients", others.id):  # also a name that equals the identifier of records
         message = server.begin()["north"]
         reply = answer(CONFIG, SITES, "north", own, tmp_path / name, message, ledger=tmp_path / "l", dataset=name)
         server.accept("north", reply)
         assert server.end().accepted == ["north"]
-        server.persistent.numbers.clear()
+        server.state = ServerState()
     assert [one for one in ledger.state().datasets if not one.startswith("name:")] == [others.id]
     ledger.close()
 
@@ -272,14 +272,14 @@ def test_a_run_that_was_entered_by_content_is_not_taken_up_under_a_name(pair):
 
 def test_a_server_that_was_killed_knows_whose_answers_it_had(pair, tmp_path):
     path = tmp_path / "answered.jsonl"
-    exchange = AnswerLog(lambda messages: [("north", Message(1)), ("south", Refused("error"))], path)
-    next(exchange({}))  # and then nothing more
+    exchange = UploadLog(lambda messages: [("north", Message(1)), ("south", Refused("error"))], path)
+    next(exchange({}))  # the server is killed after this
     with path.open("a") as file:
         file.write('{"round": 2, "cli')
     list(exchange({}))
-    exchange.tell(pair.server)
-    assert pair.server.begin()["north"].numbers["answered"] == 2
-    assert pair.server._open["south"].numbers["answered"] == 0
+    exchange.restore_counts(pair.server)
+    assert pair.server.begin()["north"].numbers["uploads_received"] == 2
+    assert pair.server._open["south"].numbers["uploads_received"] == 0
 
 
 def test_a_site_goes_on_when_all_agree_on_more_rounds_and_not_when_the_server_alone_wants_them(pair):
@@ -313,7 +313,7 @@ def test_a_site_that_lost_its_folder_finds_its_run_in_the_ledger(pair):
 
 
 def test_a_server_cannot_have_a_site_enter_one_run_after_the_other(pair):
-    """The plan of the first one is the site's limit."""
+    """The plan of the first run limits the site."""
     for number in range(4):
         pair.round(told={"federation": float(number)})
     assert pair.paid == [8]
@@ -330,7 +330,7 @@ def test_a_federation_s_number_that_is_none_is_not_used(number, pair):
 def test_a_new_folder_with_other_settings_enters_a_run_of_its_own(pair):
     pair.round()
     pair.config = replace(pair.config, noise_multiplier=3.0)
-    with pytest.raises(LedgerError, match="gnomon ledger pay") as error:  # for what the new run does not know of
+    with pytest.raises(LedgerError, match="gnomon ledger pay") as error:  # for uploads that the new run has not paid
         pair.round(state="new")
     assert main(str(error.value).partition("gnomon ")[2].partition(". If")[0].split()) == 0
     pair.round(state="new")

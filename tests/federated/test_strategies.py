@@ -1,4 +1,4 @@
-"""Each strategy is what its paper says, on top of the one private step."""
+"""Each strategy does what its paper says, on top of the same private step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from gnomon.data import Records, load
 from gnomon.errors import SettingError
 from gnomon.federated import (
     STRATEGIES,
+    AllParameters,
+    BasisCache,
     Coordinates,
-    Largest,
-    Prox,
+    LargestEntries,
+    Proximal,
     Strategy,
-    Whole,
     fedavg,
     fedfair,
     fedfdp,
@@ -32,11 +33,11 @@ from gnomon.federated import (
     round_basis,
     scaffold,
 )
-from gnomon.federated.bases import TOLERANCE
-from gnomon.federated.rounds import fairness
-from gnomon.federated.simulation.strategy import build_strategy
-from gnomon.federated.strategies import Losses, Moon
-from gnomon.federated.strategies.contrastive import Contrastive, WithFeatures, contrast
+from gnomon.federated.builders import build_federation, build_strategy
+from gnomon.federated.round_basis import TOLERANCE
+from gnomon.federated.rounds import fairness_metrics
+from gnomon.federated.strategies import LossRelease, Moon
+from gnomon.federated.strategies.contrastive import ContrastiveUpdate, WithFeatures, contrastive_loss
 from gnomon.methods import LocalSteps, pcdp
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.subspaces import RandomProjection
@@ -56,10 +57,13 @@ EVERY = [
     qffl(lr=1.0),
     fedpcdp(PUBLIC, 5, local=pcdp(PUBLIC, 5, clip=Automatic())),
     Strategy(
-        "lsgd", dataclasses.replace(pcdp(PUBLIC, 5), update=LocalSteps(2, 0.1)), Coordinates(), components=(Prox(0.1),)
+        "lsgd",
+        dataclasses.replace(pcdp(PUBLIC, 5), update=LocalSteps(2, 0.1)),
+        Coordinates(),
+        components=(Proximal(0.1),),
     ),
     Strategy("random", dataclasses.replace(pcdp(PUBLIC), subspace=RandomProjection(6)), Coordinates()),
-    Strategy("all", pcdp(PUBLIC, 4), Coordinates(), components=(Prox(0.1), Moon(), Losses())),
+    Strategy("all", pcdp(PUBLIC, 4), Coordinates(), components=(Proximal(0.1), Moon(), LossRelease())),
 ]
 
 
@@ -92,7 +96,7 @@ def test_one_client_that_uploads_everything_is_a_trainer():
 @pytest.mark.parametrize("per_tensor", [True, False])
 def test_uploading_coordinates_loses_nothing_against_uploading_everything(make, per_tensor):
     moved = []
-    for upload in (Coordinates(), Whole()):
+    for upload in (Coordinates(), AllParameters()):
         server, clients = federation(dataclasses.replace(make(PUBLIC, 5, per_tensor), upload=upload), rounds=3)
         start = flat(server.weights)
         run(server, clients)
@@ -103,7 +107,7 @@ def test_uploading_coordinates_loses_nothing_against_uploading_everything(make, 
 
 def test_pfa_uploads_only_the_part_inside_the_subspace():
     moved = []
-    for upload in (Coordinates(), Whole()):
+    for upload in (Coordinates(), AllParameters()):
         server, clients = federation(dataclasses.replace(pfa(PUBLIC, 3, False), upload=upload), rounds=1)
         start = flat(server.weights)
         run(server, clients)
@@ -117,8 +121,8 @@ def test_the_paper_s_network_uploads_490_numbers():
 
     network = paper_cnn((1, 28, 28), 10)
     public = (torch.randn(110, 1, 28, 28), torch.arange(110) % 10)
-    basis = round_basis(fedpcdp(public).space, network, LOSS, 1, 1, seed=0)
-    assert sum(like.numel() for like in Coordinates().like({}, basis).values()) == 490
+    basis = round_basis(fedpcdp(public).round_subspace, network, LOSS, 1, 1, seed=0)
+    assert sum(like.numel() for like in Coordinates().template({}, basis).values()) == 490
 
 
 def test_bytes_are_counted_both_ways_and_public_records_travel_once():
@@ -136,7 +140,7 @@ def test_bytes_are_counted_both_ways_and_public_records_travel_once():
 
 
 def moved(strategy, steps: int = 2) -> torch.Tensor:
-    """How far one client moves the model in one round, of seeded noise alone."""
+    """Return how far one client's seeded noise alone moves the model in one round."""
     server, clients = federation(strategy, clients=1, rounds=1, steps=steps, bound=1e-6, sigma=1e6, lr=0.5)
     start = flat(server.weights)
     run(server, clients)
@@ -144,14 +148,14 @@ def moved(strategy, steps: int = 2) -> torch.Tensor:
 
 
 def test_fedprox_adds_its_pull_after_the_noise():
-    """Two steps with the same noise: the second one differs by lr * mu * (what the first step moved)."""
+    """Of two steps with the same noise, the second one differs by lr * mu * (the first step)."""
     felt = moved(fedprox(0.2)) - moved(fedprox(0.0))
     torch.testing.assert_close(felt, -0.5 * 0.2 * moved(fedavg(), steps=1), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("limit", "pulled"), [(1e-6, 1.0), (1e6, 0.0)])
 def test_fedlrs_pulls_back_after_the_noise_once_an_update_is_longer_than_its_limit(limit, pulled):
-    """The same with all entries uploaded: the second step feels what the first one moved, or not."""
+    """With all entries uploaded, the second step is pulled back by lr * mu * (the first step), or not at all."""
     felt = moved(fedlrs(0.2, limit, 1.0)) - moved(fedlrs(0.0, limit, 1.0))
     torch.testing.assert_close(felt, -0.5 * 0.2 * pulled * moved(fedavg(), steps=1), rtol=1e-3, atol=1e-5)
 
@@ -170,39 +174,37 @@ def test_a_control_variate_is_the_mean_of_the_client_s_released_gradients():
     plain = client.trainer.optimizer.step
     client.trainer.optimizer.step = spy
     run(server, clients, 1)
-    torch.testing.assert_close(
-        flat(client.persistent.arrays["control"]), torch.stack(seen).mean(0), rtol=1e-3, atol=1e-5
-    )
-    means = torch.stack([flat(one.persistent.arrays["control"]) for one in clients.values()]).mean(0)
-    torch.testing.assert_close(flat(server.persistent.arrays["control"]), means, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(flat(client.state.arrays["control"]), torch.stack(seen).mean(0), rtol=1e-3, atol=1e-5)
+    means = torch.stack([flat(one.state.arrays["control"]) for one in clients.values()]).mean(0)
+    torch.testing.assert_close(flat(server.state.arrays["control"]), means, rtol=1e-3, atol=1e-5)
 
 
 def test_without_anybody_malicious_the_server_s_control_is_the_running_sum_of_all_gains_over_the_clients():
-    """As in the paper, also when only some take part: nothing of an honest client is cut."""
-    server, clients = federation(scaffold(), clients=4, rounds=6, share=0.5)
+    """As in the paper, also with partial participation: no honest control variate is cut."""
+    server, clients = federation(scaffold(), clients=4, rounds=6, participation=0.5)
     summed = torch.zeros_like(flat(server.weights))
     for _ in range(6):
         for name, message in server.begin().items():
-            before = clients[name].persistent.arrays.get("control")
+            before = clients[name].state.arrays.get("control")
             reply = clients[name].train(message)
             gain = flat(reply.arrays["control"]) - (0 if before is None else flat(before))
             summed = summed + gain / 4
             server.accept(name, reply)
         server.end()
-        torch.testing.assert_close(flat(server.persistent.arrays["control"]), summed, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(flat(server.state.arrays["control"]), summed, rtol=1e-4, atol=1e-6)
 
 
 def test_scaffold_refuses_momentum():
     server, clients = federation(scaffold(), clients=1, rounds=1)
     clients["c0"].trainer.optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(RuntimeError, match="nobody") as raised:
+    with pytest.raises(RuntimeError, match="no upload was accepted") as raised:
         run(server, clients)
     assert isinstance(raised.value.__cause__, SettingError)
 
 
 def test_fedlrs_uploads_its_largest_entries():
     change = {"a": torch.tensor([[0.1, -3.0], [0.2, 0.0]]), "b": torch.tensor([2.0])}
-    upload = Largest(0.4)
+    upload = LargestEntries(0.4)
     back = upload.unpack(upload.pack(change, None), change, None)
     assert back["a"].tolist() == [[0.0, -3.0], [0.0, 0.0]]
     assert back["b"].tolist() == [2.0]
@@ -218,11 +220,11 @@ def test_moon_s_term_is_differentiated_with_each_record_s_loss():
             for p in other.parameters():
                 p.add_(torch.randn_like(p))
     x, y = data(1, 6)
-    found = Contrastive(2.0, 0.5, near, far)(local, LOSS, x, y).dense()
+    found = ContrastiveUpdate(2.0, 0.5, *map(WithFeatures, (local, near, far)))(local, LOSS, x, y).dense()
     for i in range(6):
         outputs, z = WithFeatures(local)(x[i : i + 1])
         known = [WithFeatures(other)(x[i : i + 1])[1].detach() for other in (near, far)]
-        loss = (LOSS(outputs, y[i : i + 1]) + 2.0 * contrast(z, *known, 0.5)).sum()
+        loss = (LOSS(outputs, y[i : i + 1]) + 2.0 * contrastive_loss(z, *known, 0.5)).sum()
         expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(local.parameters()))])
         torch.testing.assert_close(found[i], expected)
 
@@ -245,7 +247,7 @@ def test_fedfdp_starts_like_fedavg_and_then_uses_the_noisy_mean_loss():
     plain, others = federation(dataclasses.replace(fedfdp(0.0), name="same release"), rounds=2, bound=20.0)
     run(plain, others, 1)
     torch.testing.assert_close(flat(server.weights), flat(plain.weights))
-    sent = server.persistent.numbers["loss"]
+    sent = server.state.numbers["loss"]
     run(server, clients, 1)
     assert clients["c0"].trainer.method.clip.reference == sent > 0
     run(plain, others, 1)
@@ -254,18 +256,20 @@ def test_fedfdp_starts_like_fedavg_and_then_uses_the_noisy_mean_loss():
 
 @pytest.mark.parametrize("growth", [2.0])
 def test_the_bound_of_released_losses_follows_them_within_limits(growth):
-    server, clients = federation(Strategy("l", components=(Losses(growth=growth, least=0.3, most=0.9),)), rounds=3)
+    server, clients = federation(
+        Strategy("l", components=(LossRelease(growth=growth, min_bound=0.3, max_bound=0.9),)), rounds=3
+    )
     run(server, clients)
     for client in clients.values():
-        wanted = min(0.9, max(0.3, growth * client.persistent.numbers["own loss"]))
-        assert client.persistent.numbers["most loss"] == wanted
+        wanted = min(0.9, max(0.3, growth * client.state.numbers["own_loss"]))
+        assert client.state.numbers["loss_bound"] == wanted
 
 
 def test_q_ffl_moves_towards_the_client_with_the_larger_loss():
     from gnomon.federated import QFair
 
     changes = {"happy": {"w": torch.tensor([1.0, 0.0])}, "sad": {"w": torch.tensor([0.0, 1.0])}}
-    moved = QFair(2.0, 1.0).move(changes, {"happy": 1.0, "sad": 1.0}, {"happy": 0.5, "sad": 2.0}, {})["w"]
+    moved = QFair(2.0, 1.0).aggregate(changes, {"happy": 1.0, "sad": 1.0}, {"happy": 0.5, "sad": 2.0}, {})["w"]
     assert moved[1] > 10 * moved[0] > 0
     assert float(moved.norm()) <= 1.0
 
@@ -274,8 +278,8 @@ def test_fedfair_gives_the_client_with_the_larger_loss_longer_steps():
     server, clients = federation(fedfair(1.0), rounds=2)
     run(server, clients, 1)
     for name, loss in (("c0", 3.0), ("c1", 0.0), ("c2", 1.0)):
-        clients[name].persistent.numbers["own loss"] = loss
-    server.persistent.numbers["loss"] = 1.0
+        clients[name].state.numbers["own_loss"] = loss
+    server.state.numbers["loss"] = 1.0
     paces = {}
     for name, client in clients.items():
         plain = client.trainer.optimizer.step
@@ -296,7 +300,7 @@ def test_unfairness_is_the_weighted_variance_of_the_losses_on_held_out_records()
     with torch.no_grad():
         losses = {name: float(LOSS(server.model(part.inputs), part.targets).mean()) for name, part in held.items()}
     mean = 0.75 * losses["a"] + 0.25 * losses["b"]
-    found = fairness(server, held)
+    found = fairness_metrics(server, held)
     expected = 0.75 * (losses["a"] - mean) ** 2 + 0.25 * (losses["b"] - mean) ** 2
     assert expected > 1e-6
     assert found["validation/unfairness"] == pytest.approx(expected, rel=1e-4)
@@ -317,7 +321,7 @@ def test_a_client_with_another_basis_refuses_before_it_spends_anything():
 
 
 def test_a_fingerprint_forgives_rounding_and_sees_a_sign():
-    space = fedpcdp(PUBLIC, 5, per_tensor=False).space
+    space = fedpcdp(PUBLIC, 5, per_tensor=False).round_subspace
     basis = round_basis(space, model(), LOSS, 1, 1, seed=0)
     known = fingerprint(basis)
     basis.mixing = basis.mixing * (1 + 3e-5 * torch.randn_like(basis.mixing))
@@ -335,8 +339,8 @@ def test_server_and_client_draw_the_same_public_batch_from_the_round_s_seed():
 def test_settings_that_do_not_fit_are_refused_by_name():
     with pytest.raises(SettingError, match="upload"):
         Strategy("wrong", upload=Coordinates())
-    with pytest.raises(SettingError, match="aggregate"):
-        Strategy("wrong", aggregate=qffl(lr=1.0).aggregate)
+    with pytest.raises(SettingError, match="aggregator"):
+        Strategy("wrong", aggregator=qffl(lr=1.0).aggregator)
     server, clients = federation(fedprox(3.0), clients=1, rounds=1)
     with pytest.raises(RuntimeError) as raised:
         run(server, clients)
@@ -345,26 +349,38 @@ def test_settings_that_do_not_fit_are_refused_by_name():
 
 def test_nothing_is_left_on_a_model_that_moon_looked_at():
     local = model()
-    Contrastive(1.0, 0.5, model(), model())(local, LOSS, *data(0, 4))
+    ContrastiveUpdate(1.0, 0.5, *map(WithFeatures, (local, model(), model())))(local, LOSS, *data(0, 4))
     assert all(not module._forward_pre_hooks for module in local.modules())
 
 
 def test_a_basis_is_shared_only_where_everything_that_made_it_is_the_same():
-    space, other = fedpcdp(PUBLIC, 5).space, fedpcdp(PUBLIC, 5).space
-    one, two = model(), model()
-    made = round_basis(space, one, LOSS, 1, 4, seed=0)
-    assert round_basis(space, two, LOSS, 1, 4, seed=0) is made
-    assert round_basis(other, two, LOSS, 1, 4, seed=0) is not made
-    made = round_basis(space, one, LOSS, 1, 4, seed=0)
-    assert round_basis(space, one, LOSS, 2, 4, seed=0) is not made
-    made = round_basis(space, one, LOSS, 1, 4, seed=0)
+    space, equal_space = fedpcdp(PUBLIC, 5).round_subspace, fedpcdp(PUBLIC, 5).round_subspace
+    first, second = model(), model()
+    cache = BasisCache()
+    basis = cache.round_basis(space, first, LOSS, 1, 4, seed=0)
+    assert cache.round_basis(space, second, LOSS, 1, 4, seed=0) is basis
+    assert cache.round_basis(equal_space, second, LOSS, 1, 4, seed=0) is not basis
+    basis = cache.round_basis(space, first, LOSS, 1, 4, seed=0)
+    assert cache.round_basis(space, first, LOSS, 2, 4, seed=0) is not basis
+    basis = cache.round_basis(space, first, LOSS, 1, 4, seed=0)
     with torch.no_grad():
-        two[0].weight[0, 0] += 1e-6
-    assert round_basis(space, two, LOSS, 1, 4, seed=0) is not made
+        second[0].weight[0, 0] += 1e-6
+    assert cache.round_basis(space, second, LOSS, 1, 4, seed=0) is not basis
+
+
+def test_bases_are_shared_within_a_simulation_and_nowhere_else():
+    space = fedpcdp(PUBLIC, 5).round_subspace
+    assert BasisCache().round_basis(space, model(), LOSS, 1, 4, 0) is not BasisCache().round_basis(
+        space, model(), LOSS, 1, 4, 0
+    )
+    simulated = build_federation(FederateConfig(method="fedpcdp", noise_multiplier=1.0, rank=5.0, clients=2))
+    assert {id(client.bases) for client in simulated.clients.values()} == {id(simulated.server.bases)}
+    server, clients = federation(fedpcdp(PUBLIC, 5))
+    assert len({id(owner.bases) for owner in (server, *clients.values())}) == 4
 
 
 def test_a_client_in_another_process_rebuilds_the_same_basis():
-    """Another subspace object of the same records, as a site has it: rebuilt, not shared, and accepted."""
+    """A site has its own subspace object of the same records; its basis is rebuilt, not shared, and accepted."""
     server, clients = federation(fedpcdp(PUBLIC, 5), clients=2, rounds=2)
     clients["c1"].strategy = fedpcdp((PUBLIC[0].clone(), PUBLIC[1].clone()), 5)
     assert all(ended.accepted == ["c0", "c1"] for ended in run(server, clients))
@@ -374,16 +390,16 @@ def test_q_ffl_keeps_the_fixed_weights_and_a_claimed_loss_of_zero_stops_nobody()
     from gnomon.federated import QFair
 
     changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([4.0])}}
-    plain = QFair(0.0, 1.0, lr=0.5).move(changes, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, {})["w"]
+    plain = QFair(0.0, 1.0, lr=0.5).aggregate(changes, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, {})["w"]
     assert plain.item() == pytest.approx(0.5 * 2.0)
-    honest = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 1.0}, {})["w"]
-    liar = QFair(0.5, 1.0).move(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 0.0}, {})["w"]
+    honest = QFair(0.5, 1.0).aggregate(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 1.0}, {})["w"]
+    liar = QFair(0.5, 1.0).aggregate(changes, dict.fromkeys(changes, 1.0), {"a": 1.0, "b": 0.0}, {})["w"]
     assert liar.item() > 0.05 * honest.item()
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_name_on_the_command_line_gives_the_strategy_of_that_function(name):
-    """Each strategy is defined once: by name and by function it is the same, with the same defaults."""
+    """A strategy by name and by function is the same, with the same defaults."""
     config = FederateConfig(method=name, noise_multiplier=1.0, rank=5.0)
     public = load("digits").train[:20]
     by_name = build_strategy(config, public)
@@ -392,4 +408,4 @@ def test_a_name_on_the_command_line_gives_the_strategy_of_that_function(name):
     by_hand = build(**{key: given[key] for key in inspect.signature(build).parameters if key in given})
     assert by_name.describe() == by_hand.describe()
     assert by_name.components == by_hand.components
-    assert by_name.aggregate == by_hand.aggregate
+    assert by_name.aggregator == by_hand.aggregator

@@ -1,4 +1,4 @@
-"""The tables of the federated study: measured beside published, with the number of seeds in each cell."""
+"""The tables of the federated study: measured and published values, with the number of seeds in each cell."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a target epsilon does to a run: who is still asked, and when it ends."""
+"""Target epsilons: which clients are still asked, and when a run ends."""
 
 from __future__ import annotations
 
 import json
 
-from gnomon.federated.rounds import InProcess, rounds
-from gnomon.federated.simulation.run import federate, resume, traffic
-from gnomon.federated.simulation.setup import build
+from gnomon.federated.builders import build_federation
+from gnomon.federated.rounds import InProcess, run_rounds
+from gnomon.federated.simulation.run import federate, resume, traffic_table
 from gnomon.runs.federate_config import FederateConfig
 from tests.federated.test_run import QUICK
 
@@ -14,9 +14,9 @@ from tests.federated.test_run import QUICK
 def test_rounds_whose_clients_have_spent_their_budgets_pass_while_others_can_still_pay(tmp_path):
     settings = QUICK | {"method": "fedavg", "participation": 0.34, "rounds": 60, "target_epsilon": 0.5}
     run = federate(FederateConfig(**settings), tmp_path / "run", progress=False)
-    members = run.federation.server.members.values()
+    members = run.federation.server.profiles.values()
     assert run.stopped == "budget"
-    assert {member.account.steps for member in members} == {member.affordable for member in members}
+    assert {member.account.steps for member in members} == {member.max_steps for member in members}
     passed = [row["round"] for row in run.history if not row["asked"]]
     assert passed
     asked = [json.loads(line)["round"] for line in (tmp_path / "run" / "asked.jsonl").open()]
@@ -32,14 +32,14 @@ def test_rounds_whose_clients_have_spent_their_budgets_pass_while_others_can_sti
 
 
 def test_clients_that_refuse_for_their_budget_do_not_end_the_run_for_others():
-    federation = build(FederateConfig(**QUICK | {"method": "fedavg", "participation": 0.34, "rounds": 6}))
+    federation = build_federation(FederateConfig(**QUICK | {"method": "fedavg", "participation": 0.34, "rounds": 6}))
     server, exchange = federation.server, InProcess(federation.clients)
-    first = server.chosen(1)[0]
+    first = server.selected(1)[0]
     client = federation.clients[first]
     client.trainer.account.charge(client.trainer.mechanism.last_step)
-    rows = list(rounds(server, exchange))
+    rows = list(run_rounds(server, exchange))
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["accepted"] for row in rows] == [int(server.chosen(n) != [first]) for n in range(1, 7)]
+    assert [row["accepted"] for row in rows] == [int(server.selected(n) != [first]) for n in range(1, 7)]
 
 
 def test_a_far_target_beside_the_noise_does_not_end_a_resumed_run_early(tmp_path):
@@ -66,8 +66,8 @@ def test_noise_worked_out_for_a_target_keeps_it_after_a_lost_round(tmp_path):
 
 
 def test_traffic_is_that_of_clients_that_were_asked():
-    federation = build(FederateConfig(**QUICK | {"method": "fedavg", "rounds": 4}))
-    federation.server.members["client-1"].affordable = 1
-    rows = list(rounds(federation.server, InProcess(federation.clients)))
+    federation = build_federation(FederateConfig(**QUICK | {"method": "fedavg", "rounds": 4}))
+    federation.server.profiles["client-1"].max_steps = 1
+    rows = list(run_rounds(federation.server, InProcess(federation.clients)))
     assert [(row["asked"], row["accepted"], row["refused"]) for row in rows] == [(3, 3, 0), *[(2, 2, 1)] * 3]
-    assert "| fedavg | 2,640 | 2,616 |" in traffic(federation, rows)
+    assert "| fedavg | 2,640 | 2,616 |" in traffic_table(federation, rows)

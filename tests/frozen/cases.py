@@ -631,19 +631,19 @@ def federate(folder: Path, method: str, **settings: Any) -> Outputs:
 
 def federation(strategy: Any, sigma: float = 1.0, rate: float = 0.5, bound: float = 0.5, lr: float = 0.5) -> Outputs:
     """Some rounds of three clients in this process: the server's weights, each client's statement and epsilon."""
-    steps, members, clients = 2, {}, {}
-    joint = strategy.bound(bound)
+    steps, profiles, clients = 2, {}, {}
+    joint = strategy.joint_bound(bound)
     for number in range(3):
         name, expected = f"client-{number}", 30 * rate
-        reach = federated.Reach(joint, sigma, expected, steps, lr, stretch=strategy.stretch)
-        members[name] = federated.Member(1.0 + number, accounting.Account(Poisson(rate), sigma), reach)
+        bounds = federated.UpdateBounds(joint, sigma, expected, steps, lr, step_factor=strategy.step_factor)
+        profiles[name] = federated.ClientProfile(1.0 + number, accounting.Account(Poisson(rate), sigma), bounds)
         trainer = make_trainer(
             strategy.method, lr=lr, seed=number, max_grad_norm=joint, sample_rate=rate, expected_batch_size=expected,
             noise_multiplier=sigma, steps=ROUNDS * steps,
         )  # fmt: skip
         own = table(30 + number, 30)
         clients[name] = federated.Client(name, trainer, own, strategy, steps=steps, max_grad_norm=bound)
-    server = federated.Server(small(), LOSS, strategy, members, rounds=ROUNDS)
+    server = federated.Server(small(), LOSS, strategy, profiles, rounds=ROUNDS)
     accepted = []
     for _ in range(ROUNDS):
         ended = run_round(server, InProcess(clients), lambda number, names: None)
@@ -680,13 +680,13 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 STRATEGY_VARIANTS: dict[str, Callable[[], Any]] = {
     "coordinates, local steps, proximal": lambda: federated.Strategy(
-        "own", local(methods.pcdp(PUBLIC, 5), 2), federated.Coordinates(), components=(federated.Prox(0.1),)
+        "own", local(methods.pcdp(PUBLIC, 5), 2), federated.Coordinates(), components=(federated.Proximal(0.1),)
     ),
     "random subspace, losses, contrast": lambda: federated.Strategy(
         "own",
         dataclasses.replace(methods.pcdp(PUBLIC), subspace=subspaces.RandomProjection(6)),
         federated.Coordinates(),
-        components=(federated.Moon(), federated.Losses()),
+        components=(federated.Moon(), federated.LossRelease()),
     ),
     "fair clipping, automatic": lambda: federated.fedfdp(local=methods.dp_sgd(clip=clipping.Automatic())),
 }

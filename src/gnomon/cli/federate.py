@@ -10,7 +10,7 @@ from typing import Any
 from gnomon.cli import ledger
 from gnomon.cli.settings import INTERRUPTED, add_settings, settings_of
 from gnomon.errors import SettingError
-from gnomon.runs.federate_config import NOT_FEDERATED, FederateConfig, federated_recipe
+from gnomon.runs.federate_config import FederateConfig, federated_recipe
 from gnomon.runs.folder import claimed
 from gnomon.text import together
 
@@ -38,7 +38,7 @@ def add_federate(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     ledger.add_data_id_flag(ledger.add_ledger_flag(parser))
-    add_settings(parser, NOT_FEDERATED, FederateConfig)
+    add_settings(parser, config=FederateConfig)
 
 
 def _federate(args: argparse.Namespace) -> int:

@@ -7,16 +7,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar, get_args, get_type_hints
 
-from gnomon.runs.config import FAIR, RECIPES, TrainConfig, read_yaml
+from gnomon.runs.config import FAIR, RECIPES, Config, TrainConfig, read_yaml
 
-Settings = TypeVar("Settings", bound=TrainConfig)
+Settings = TypeVar("Settings", bound=Config)
 
 INTERRUPTED = 130
 """The exit code of a run that Ctrl-C stopped."""
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset(), config: type[TrainConfig] = TrainConfig
+    parser: argparse.ArgumentParser, leave_out: frozenset[str] = frozenset(), config: type[Config] = TrainConfig
 ) -> None:
     """A flag for each setting of a run."""
     shown_fields = [field for field in dataclasses.fields(config) if field.name not in leave_out]

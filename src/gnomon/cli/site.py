@@ -46,8 +46,8 @@ def add_site(commands: Any) -> None:
 
 
 def _site(args: argparse.Namespace) -> int:
-    from gnomon.federated.deployment.node import supernode
     from gnomon.federated.deployment.site import check_site
+    from gnomon.federated.deployment.supernode import supernode_command
     from gnomon.ledger import required_path
 
     files = {name: Path(getattr(args, name)) for name in ("root_certificates", "key", "federation")}
@@ -56,7 +56,7 @@ def _site(args: argparse.Namespace) -> int:
             raise SettingError(name.replace("_", "-"), str(file), "a file that exists")
     data = _absolute(args.data)
     check_site(files["federation"], args.name, data, args.data_id)
-    node = {
+    node_config = {
         "name": args.name,
         "data": data,
         "federation": str(files["federation"].absolute()),
@@ -64,18 +64,19 @@ def _site(args: argparse.Namespace) -> int:
         "ledger": str(required_path(args.ledger).absolute()),
         "data-id": args.data_id,
     }
-    words, environment = supernode(
+    command, environment = supernode_command(
         superlink=args.superlink,
         root_certificates=files["root_certificates"],
         key=files["key"],
-        node=node,
+        node_config=node_config,
         port=args.port,
     )
     print(
-        f"site {args.name}: what the server sends is not run; state {node['state']}, ledger {node['ledger']}",
+        f"site {args.name}: what the server sends is not run; "
+        f"state {node_config['state']}, ledger {node_config['ledger']}",
         flush=True,
     )
-    os.execve(words[0], words, environment)
+    os.execve(command[0], command, environment)
     return 1  # not reached: this process is the SuperNode now
 
 

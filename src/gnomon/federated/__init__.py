@@ -1,14 +1,23 @@
-"""Federated training: the same pipeline on every client, and small strategies around it."""
+"""Federated training: the private step on every client, and strategies composed of small components around it."""
 
-from gnomon.federated.aggregation import Mean, QFair
-from gnomon.federated.bases import fingerprint, round_basis
+from gnomon.federated.aggregation import Aggregator, Mean, QFair
 from gnomon.federated.client import Client
 from gnomon.federated.message import Message
 from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.refusal import Refused
-from gnomon.federated.server import Member, Server
-from gnomon.federated.state import PersistentState
-from gnomon.federated.strategies import Blur, Component, Controls, FairClip, FairPace, Losses, Moon, Prox
+from gnomon.federated.round_basis import BasisCache, fingerprint, round_basis
+from gnomon.federated.server import ClientProfile, Server
+from gnomon.federated.state import ClientState, ServerState
+from gnomon.federated.strategies import (
+    BoundedUpdate,
+    Component,
+    ControlVariates,
+    FairClipping,
+    FairLearningRate,
+    LossRelease,
+    Moon,
+    Proximal,
+)
 from gnomon.federated.strategies.published import (
     STRATEGIES,
     Strategy,
@@ -24,33 +33,36 @@ from gnomon.federated.strategies.published import (
     qffl,
     scaffold,
 )
-from gnomon.federated.uploads import Coordinates, Largest, Whole
-from gnomon.federated.validation import Reach
+from gnomon.federated.uploads import AllParameters, Coordinates, LargestEntries
+from gnomon.federated.validation import UpdateBounds
 
 __all__ = [
     "STRATEGIES",
-    "Blur",
+    "Aggregator",
+    "AllParameters",
+    "BasisCache",
+    "BoundedUpdate",
     "Client",
+    "ClientProfile",
+    "ClientState",
     "Component",
-    "Controls",
+    "ControlVariates",
     "Coordinates",
-    "FairClip",
-    "FairPace",
-    "Largest",
-    "Losses",
+    "FairClipping",
+    "FairLearningRate",
+    "LargestEntries",
+    "LossRelease",
     "Mean",
-    "Member",
     "Message",
     "Moon",
-    "PersistentState",
     "PrivateMean",
-    "Prox",
+    "Proximal",
     "QFair",
-    "Reach",
     "Refused",
     "Server",
+    "ServerState",
     "Strategy",
-    "Whole",
+    "UpdateBounds",
     "fedavg",
     "fedfair",
     "fedfdp",

@@ -1,13 +1,13 @@
-"""How the server puts the clients' changes together, with weights that are fixed and public.
+"""How the server combines the clients' changes, with fixed and public weights.
 
-Only q-FFL also weighs what a client claims: its noisy loss, within limits.
+Only q-FFL also weighs a number that a client reports: its noisy loss, within limits.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,40 +15,58 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.federated.message import Arrays, total_norm
 
-LEAST_LOSS = 0.1
-"""q-FFL counts smaller losses as this: with q < 1 one near zero would outweigh everybody."""
+MIN_LOSS = 0.1
+"""The smallest loss that q-FFL uses: with q < 1 a client with a loss near zero would outweigh all others."""
 
 
-class Aggregate(Protocol):
-    """From the accepted changes `w_global - w_client`, by client, to what the server subtracts from its weights.
+class Aggregator(ABC):
+    """Combines the accepted changes `w_global - w_client` into the step that the server subtracts from its weights."""
 
-    `like` are the weights, for their shapes.
-    """
+    needs_losses = False
+    """Whether the clients must report their losses."""
+    releases_without_uploads = False
+    """Whether the server's step depends on noise even if no upload was accepted."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """For reports."""
+        """The aggregator's name in statements and reports."""
 
-    def with_lr(self, lr: float) -> Aggregate:
-        """Return the same aggregate with another step size of the server."""
+    @property
+    def exhausted(self) -> bool:
+        """Whether a target epsilon of the aggregator's own cannot pay for another round."""
+        return False
 
-    def move(
+    @abstractmethod
+    def with_lr(self, lr: float) -> Aggregator:
+        """Return the same aggregator with another server learning rate."""
+
+    @abstractmethod
+    def aggregate(
         self,
         changes: Mapping[str, Arrays],
         weights: Mapping[str, float],
         losses: Mapping[str, float],
-        like: Mapping[str, Tensor],
-    ) -> Arrays: ...
+        template: Mapping[str, Tensor],
+    ) -> Arrays:
+        """Return the step of the server.
+
+        Args:
+            changes: the accepted changes, by client.
+            weights: the fixed, public weight of each client.
+            losses: the loss that each client reported; 1 for clients that report none.
+            template: the server's weights, for shapes and dtypes.
+        """
 
 
 @dataclass(frozen=True)
-class Mean:
-    """The mean with fixed weights over the clients that were accepted, times the server's step size.
+class Mean(Aggregator):
+    """The weighted mean of the accepted changes, times the server's learning rate.
 
-    Guarantee: never longer than `lr` times the longest accepted change.
+    Guarantee: the step is never longer than `lr` times the longest accepted change.
 
     >>> changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([4.0])}}
-    >>> Mean().move(changes, {"a": 2.0, "b": 1.0}, {}, {})
+    >>> Mean().aggregate(changes, {"a": 2.0, "b": 1.0}, {}, {})
     {'w': tensor([2.])}
     """
 
@@ -64,34 +82,35 @@ class Mean:
     def with_lr(self, lr: float) -> Mean:
         return replace(self, lr=lr)
 
-    def move(
+    def aggregate(
         self,
         changes: Mapping[str, Arrays],
         weights: Mapping[str, float],
         losses: Mapping[str, float],
-        like: Mapping[str, Tensor],
+        template: Mapping[str, Tensor],
     ) -> Arrays:
-        whole = sum(weights[name] for name in changes)
-        return combined(changes, {name: self.lr * weights[name] / whole for name in changes})
+        total = sum(weights[name] for name in changes)
+        return weighted_sum(changes, {name: self.lr * weights[name] / total for name in changes})
 
 
 @dataclass(frozen=True)
-class QFair:
-    """q-FedAvg (Li et al. 2020): clients with a larger loss F pull harder, as F^q.
+class QFair(Aggregator):
+    """q-FedAvg (Li et al. 2020): a client with loss F counts in proportion to F^q.
 
     `Delta_k = F_k^q L d_k`, `h_k = q F_k^(q-1) |L d_k|^2 + L F_k^q`, and the server subtracts
-    `lr sum p_k Delta_k / sum p_k h_k` with the clients' fixed weights p. The losses are those that clients released
-    with noise. With q = 0 it is the plain mean.
+    `lr sum p_k Delta_k / sum p_k h_k` with the clients' fixed weights p. The losses are those that the clients released
+    with noise. With q = 0 the result is the weighted mean.
 
     >>> changes = {"a": {"w": torch.tensor([1.0])}, "b": {"w": torch.tensor([3.0])}}
-    >>> QFair(q=0.0, smoothness=10.0).move(changes, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}, {})
+    >>> QFair(q=0.0, smoothness=10.0).aggregate(changes, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}, {})
     {'w': tensor([2.])}
     """
 
     q: float = 1.0
     smoothness: float = 1.0
-    """L, for which 1 / local learning rate is usual."""
+    """The constant L of the paper, usually 1 / local learning rate."""
     lr: float = 1.0
+    needs_losses = True
 
     def __post_init__(self) -> None:
         validate.positive("lr", self.lr)
@@ -105,27 +124,27 @@ class QFair:
     def with_lr(self, lr: float) -> QFair:
         return replace(self, lr=lr)
 
-    def move(
+    def aggregate(
         self,
         changes: Mapping[str, Arrays],
         weights: Mapping[str, float],
         losses: Mapping[str, float],
-        like: Mapping[str, Tensor],
+        template: Mapping[str, Tensor],
     ) -> Arrays:
-        loss = {name: max(LEAST_LOSS, losses[name]) for name in changes}
-        pull = {name: weights[name] * loss[name] ** self.q * self.smoothness for name in changes}
-        bend = {
+        loss = {name: max(MIN_LOSS, losses[name]) for name in changes}
+        scale = {name: weights[name] * loss[name] ** self.q * self.smoothness for name in changes}
+        curvature = {
             name: weights[name] * self.q * loss[name] ** (self.q - 1) * (self.smoothness * total_norm(change)) ** 2
             for name, change in changes.items()
         }
-        whole = sum(bend.values()) + sum(pull.values())
-        return combined(changes, {name: self.lr * pull[name] / whole for name in changes})
+        total = sum(curvature.values()) + sum(scale.values())
+        return weighted_sum(changes, {name: self.lr * scale[name] / total for name in changes})
 
 
-def combined(changes: Mapping[str, Arrays], weights: Mapping[str, float]) -> Arrays:
-    """A weighted sum of changes, formed in float64.
+def weighted_sum(changes: Mapping[str, Arrays], weights: Mapping[str, float]) -> Arrays:
+    """Return the weighted sum of changes, computed in float64.
 
-    >>> combined({"a": {"w": torch.tensor([2.0])}}, {"a": 0.5})
+    >>> weighted_sum({"a": {"w": torch.tensor([2.0])}}, {"a": 0.5})
     {'w': tensor([1.])}
     """
     first = next(iter(changes.values()))

@@ -1,4 +1,4 @@
-"""What travels between server and clients: arrays by group, and a few numbers."""
+"""The message type that server and clients exchange: named groups of arrays and a few numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ Arrays = dict[str, Tensor]
 
 @dataclass
 class Message:
-    """One message, either way. Nothing in it is code.
+    """A message from the server to a client, or a client's reply. It carries plain values and no code.
+
+    Args:
+        round: the number of the round, from 1.
+        arrays: arrays by group (such as `"weights"` or `"change"`) and name.
+        numbers: numbers by name.
 
     >>> Message(1, {"change": {"weight": torch.zeros(10)}}, {"loss": 2.0}).bytes
     56
@@ -26,32 +31,31 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """The payload: arrays as they are, eight bytes for each number and for the round."""
+        """Payload in bytes: the arrays, and eight bytes for each number and for the round."""
         return sum(map(array_bytes, self.arrays.values())) + NUMBER_BYTES * (1 + len(self.numbers))
 
     def to(self, device: torch.device) -> Message:
-        """The same message with its arrays on a device: what came over a network is on the CPU.
+        """Return the message with its arrays on `device`. Messages from a network arrive on the CPU.
 
         >>> message = Message(1, {"change": {"weight": torch.zeros(2)}}).to(torch.device("meta"))
         >>> message.arrays["change"]["weight"].device
         device(type='meta')
         """
-        return Message(
-            self.round, {group: moved(arrays, device) for group, arrays in self.arrays.items()}, self.numbers
-        )
+        arrays = {group: arrays_to(arrays, device) for group, arrays in self.arrays.items()}
+        return Message(self.round, arrays, self.numbers)
 
 
-def moved(arrays: Mapping[str, Tensor], device: torch.device) -> Arrays:
-    """Arrays on a device.
+def arrays_to(arrays: Mapping[str, Tensor], device: torch.device) -> Arrays:
+    """Return the arrays on `device`.
 
-    >>> moved({"a": torch.zeros(3)}, torch.device("meta"))["a"].device
+    >>> arrays_to({"a": torch.zeros(3)}, torch.device("meta"))["a"].device
     device(type='meta')
     """
     return {name: value.to(device) for name, value in arrays.items()}
 
 
 def array_bytes(arrays: Mapping[str, Tensor]) -> int:
-    """How many bytes some arrays take.
+    """Return the size of the arrays in bytes.
 
     >>> array_bytes({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int32)})
     20
@@ -60,7 +64,7 @@ def array_bytes(arrays: Mapping[str, Tensor]) -> int:
 
 
 def total_norm(arrays: Mapping[str, Tensor]) -> float:
-    """The norm of all arrays together.
+    """Return the L2 norm of all arrays together, computed in float64.
 
     >>> total_norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
     5.0

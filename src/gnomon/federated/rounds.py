@@ -1,4 +1,4 @@
-"""Rounds, one after the other: with clients in this process, or with whatever else delivers messages."""
+"""Run rounds: with clients in this process, or with any other exchange that delivers messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gnomon.data import Records
+from gnomon.errors import StateError
 from gnomon.federated.client import Client
 from gnomon.federated.message import Message
-from gnomon.federated.private_mean import PrivateMean
 from gnomon.federated.refusal import Refused
 from gnomon.federated.server import RoundResult, Server
 from gnomon.ledger import OverBudget
@@ -17,26 +17,33 @@ from gnomon.training import BudgetExhausted, evaluate
 from gnomon.training.metrics import Metrics, averaged
 
 
-class RoundFailed(RuntimeError):
-    """No client gave an answer that counts. `spent` says that it was because no later round can be paid for.
+class RoundFailed(StateError):
+    """No upload was accepted in a round.
 
-    >>> raise RoundFailed("round 3")
+    Args:
+        message: why the round failed.
+        exhausted: whether it failed because no later round can be paid for.
+
+    >>> raise RoundFailed("round 3: no upload was accepted")
     Traceback (most recent call last):
-    gnomon.federated.rounds.RoundFailed: round 3
+    gnomon.federated.rounds.RoundFailed: round 3: no upload was accepted
     """
 
-    def __init__(self, text: str, spent: bool = False) -> None:
-        super().__init__(text)
-        self.spent = spent
+    def __init__(self, message: str, exhausted: bool = False) -> None:
+        super().__init__(message)
+        self.exhausted = exhausted
 
 
-Answer = tuple[str, Message | Refused]
-Exchange = Callable[[Mapping[str, Message]], Iterable[Answer]]
-"""Delivers a round's messages and gives back what came: an upload, or why there is none."""
+Reply = tuple[str, Message | Refused]
+"""A client's name, and its upload or the reason why there is none."""
+Exchange = Callable[[Mapping[str, Message]], Iterable[Reply]]
+"""Delivers a round's messages, by client, and yields the replies."""
 
 
 class InProcess:
-    """Clients in this process, one after the other. A client that fails is counted out; its error stays here.
+    """An exchange with clients in this process, one after the other.
+
+    A client that raises an error is refused with a constant reason; the error itself is kept in `error`.
 
     >>> list(InProcess({})({}))
     []
@@ -45,30 +52,30 @@ class InProcess:
     def __init__(self, clients: Mapping[str, Client]) -> None:
         self.clients = clients
         self.error: Exception | None = None
-        """The last round's last error, for whoever runs the study."""
+        """The last error of the last round, for the person who runs the simulation."""
 
-    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Answer]:
+    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
         self.error = None
         for name, message in messages.items():
-            yield name, self._answer(name, message)
+            yield name, self._reply(name, message)
 
-    def _answer(self, name: str, message: Message) -> Message | Refused:
+    def _reply(self, name: str, message: Message) -> Message | Refused:
         try:
             return self.clients[name].train(message)
         except Exception as error:
             self.error = error
-            return reason_of(error)
+            return refusal_for(error)
 
     def unprotected(self, names: Sequence[str]) -> Metrics:
-        """The clients' own diagnostics of the last round, averaged."""
+        """Return the mean of the clients' diagnostics of the last round, for the data holder only."""
         return averaged([averaged(self.clients[name].unprotected) for name in names])
 
 
-def reason_of(error: Exception) -> Refused:
-    """A constant reason for an error: what its text says never leaves the client.
+def refusal_for(error: Exception) -> Refused:
+    """Return the refusal that a client sends for an error. The error's own text never leaves the client.
 
-    >>> str(reason_of(KeyError("record of Mr Smith")))
-    'the client could not do the round'
+    >>> str(refusal_for(KeyError("record of Mr Smith")))
+    'the client failed during the round'
     """
     if isinstance(error, Refused):
         return Refused(error.reason)
@@ -79,36 +86,45 @@ def run_round(
     server: Server,
     exchange: Exchange,
     on_begin: Callable[[int, list[str]], None],
-    on_end: Callable[[RoundResult], None] = lambda ended: None,
+    on_end: Callable[[RoundResult], None] = lambda result: None,
 ) -> RoundResult:
-    """One round. A round that nobody can pay for is not begun, and if nobody's answer counts an error says why.
+    """Run one round.
 
-    The model stays then; but with noise for whole clients the failed round has moved it by noise alone, since silence
-    would tell, so keep the one before. While others can still pay in later rounds, a round whose clients have all
-    spent their budgets is no failure: it passes.
+    A round in which all selected clients have exhausted their budgets is no failure as long as other clients can pay
+    for later rounds; it leaves the model unchanged.
+
+    Args:
+        server: the server.
+        exchange: delivers the messages.
+        on_begin: called with the round and the clients that get a message, before any message is delivered.
+        on_end: called with the result.
+
+    Raises:
+        RoundFailed: no upload was accepted, or the round cannot be paid for. The model is unchanged, unless the
+            aggregator protects whole clients: then it was moved by noise, and the previous weights should be kept.
     """
-    if server.round < server.rounds and server.spent:
-        raise RoundFailed(f"round {server.round + 1} cannot be paid for: the budgets are spent", spent=True)
+    if server.round < server.rounds and server.exhausted:
+        raise RoundFailed(f"round {server.round + 1} cannot be paid for: the budgets are exhausted", exhausted=True)
     messages = server.begin()
     if messages:
         on_begin(server.round, sorted(messages))
-    for name, answer in exchange(messages) if messages else ():
-        if isinstance(answer, Message):
-            server.accept(name, answer)
+    for name, reply in exchange(messages) if messages else ():
+        if isinstance(reply, Message):
+            server.accept(name, reply)
         else:
-            server.refuse(name, answer.reason)
-    ended = server.end()
-    on_end(ended)
-    spent = all(why == str(Refused("budget")) for why in ended.refused.values())
-    if ended.accepted or (spent and not server.spent):
-        return ended
-    reasons = "; ".join(f"{name}: {why}" for name, why in ended.refused.items())
+            server.refuse(name, reply.reason)
+    result = server.end()
+    on_end(result)
+    budget_only = all(why == str(Refused("budget")) for why in result.refused.values())
+    if result.accepted or (budget_only and not server.exhausted):
+        return result
+    reasons = "; ".join(f"{name}: {why}" for name, why in result.refused.items())
     error = getattr(exchange, "error", None)
-    last = f". The last error was: {error}" if error is not None else ""
-    raise RoundFailed(f"round {ended.round}: nobody's answer counted ({reasons}){last}", spent) from error
+    cause = f". The last error was: {error}" if error is not None else ""
+    raise RoundFailed(f"round {result.round}: no upload was accepted ({reasons}){cause}", budget_only) from error
 
 
-def rounds(
+def run_rounds(
     server: Server,
     exchange: Exchange,
     *,
@@ -117,64 +133,71 @@ def rounds(
     delta: float = 1e-5,
     every: int = 1,
     on_begin: Callable[[int, list[str]], None] = lambda number, names: None,
-    on_end: Callable[[RoundResult], None] = lambda ended: None,
+    on_end: Callable[[RoundResult], None] = lambda result: None,
 ) -> Iterator[Metrics]:
-    """The remaining rounds, one line of metrics after each.
+    """Run the remaining rounds and yield the metrics of each.
 
-    With `every`, epsilon and accuracy are worked out after each so many rounds and after the last one: on small
-    models they take a quarter of the time.
+    Args:
+        server: the server.
+        exchange: delivers the messages.
+        validation: public test records.
+        heldout: each client's held-out records, to measure fairness.
+        delta: delta of the reported epsilon.
+        every: evaluate epsilon and accuracy every so many rounds, and after the last one.
+        on_begin: called before the messages of a round are delivered.
+        on_end: called after a round.
     """
     started = time.monotonic()
     while server.round < server.rounds:
-        ended = run_round(server, exchange, on_begin, on_end)
-        record: Metrics = {
-            "round": ended.round,
-            "asked": ended.asked,
-            "accepted": len(ended.accepted),
-            "refused": len(ended.refused),
-            "bytes/down": ended.bytes_down,
-            "bytes/up": ended.bytes_up,
+        result = run_round(server, exchange, on_begin, on_end)
+        metrics: Metrics = {
+            "round": result.round,
+            "asked": result.asked,
+            "accepted": len(result.accepted),
+            "refused": len(result.refused),
+            "bytes/down": result.bytes_down,
+            "bytes/up": result.bytes_up,
             "seconds": time.monotonic() - started,
         }
         if isinstance(exchange, InProcess):
-            record |= exchange.unprotected(ended.accepted)
-        if ended.round % every == 0 or ended.round == server.rounds:
-            record["epsilon"] = largest_estimate(server, delta)
+            metrics |= exchange.unprotected(result.accepted)
+        if result.round % every == 0 or result.round == server.rounds:
+            metrics["epsilon"] = largest_epsilon_estimate(server, delta)
             if validation is not None:
                 scores = evaluate(server.model, server.loss, validation)
-                record |= {f"validation/{key}": value for key, value in scores.items()}
+                metrics |= {f"validation/{key}": value for key, value in scores.items()}
             if heldout:
-                record |= fairness(server, heldout)
-        yield record
+                metrics |= fairness_metrics(server, heldout)
+        yield metrics
 
 
-def fairness(server: Server, heldout: Mapping[str, Records]) -> Metrics:
-    """How unlike the clients' losses of the global model are, on records that nobody trained on.
+def fairness_metrics(server: Server, heldout: Mapping[str, Records]) -> Metrics:
+    """Return how much the clients' losses of the global model differ, on held-out records.
 
-    `validation/unfairness` is the weighted variance of the losses: lower is fairer. Each client weighs its number of
-    held-out records.
+    `validation/unfairness` is the variance of the losses, with each client weighted by its number of held-out records;
+    lower is fairer.
     """
     scores = {name: evaluate(server.model, server.loss, data) for name, data in heldout.items()}
-    whole = sum(map(len, heldout.values()))
-    share = {name: len(data) / whole for name, data in heldout.items()}
+    total = sum(map(len, heldout.values()))
+    share = {name: len(data) / total for name, data in heldout.items()}
     mean = sum(share[name] * scores[name]["loss"] for name in scores)
-    found: Metrics = {
+    metrics: Metrics = {
         "validation/unfairness": sum(share[name] * (scores[name]["loss"] - mean) ** 2 for name in scores),
         "validation/worst loss": max(score["loss"] for score in scores.values()),
     }
     if all("accuracy" in score for score in scores.values()):
-        found["validation/worst accuracy"] = min(score["accuracy"] for score in scores.values())
-    return found
+        metrics["validation/worst accuracy"] = min(score["accuracy"] for score in scores.values())
+    return metrics
 
 
-def largest_estimate(server: Server, delta: float) -> float:
-    """An upper bound on the largest epsilon of any client, quickly."""
-    if isinstance(server.strategy.aggregate, PrivateMean):
-        return server.strategy.aggregate.account.estimate(delta)
-    known: dict[tuple[str, float, int], float] = {}
-    for member in server.members.values():
-        account = member.account
+def largest_epsilon_estimate(server: Server, delta: float) -> float:
+    """Return an upper bound on the largest epsilon of any client that is quick to compute."""
+    if server.strategy.private_mean is not None:
+        return server.strategy.private_mean.account.estimate(delta)
+    estimates: dict[tuple[str, float, int], float] = {}
+    for profile in server.profiles.values():
+        account = profile.account
         key = account.sampler.name, account.noise_multiplier, account.steps
-        if key not in known:
-            known[key] = account.estimate(delta)
-    return max(known.values())
+        if key not in estimates:
+            estimates[key] = account.estimate(delta)
+    return max(estimates.values())

@@ -1,4 +1,4 @@
-"""The server: who takes part, what they get, what is accepted, and how the model moves."""
+"""The server: selects clients, sends them messages, checks their uploads and updates the global model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.data import Loader
-from gnomon.errors import SettingError
-from gnomon.federated.bases import round_basis, shared_fingerprint
+from gnomon.errors import SettingError, StateError
 from gnomon.federated.message import Arrays, Message
 from gnomon.federated.refusal import Refused
-from gnomon.federated.state import PersistentState
+from gnomon.federated.round_basis import BasisCache
+from gnomon.federated.state import ServerState
 from gnomon.federated.strategies import RoundOutcome
 from gnomon.federated.strategies.published import Strategy
-from gnomon.federated.validation import Reach, check_upload
+from gnomon.federated.validation import UpdateBounds, check_upload
 from gnomon.release import SeededNoise
 from gnomon.sampling.draws import shuffle
 from gnomon.subspaces import Basis
@@ -30,50 +30,55 @@ from gnomon.updates.snapshot import untouched
 
 
 @dataclass
-class Member:
-    """What the server knows of a client, all of it public: its weight, its account, how far it can move.
+class ClientProfile:
+    """What the server knows about a client. All of it is public.
+
+    Args:
+        weight: the client's fixed weight in the aggregate.
+        account: the privacy account of the client's steps.
+        bounds: bounds on the norm of an honest upload.
+        max_steps: the number of steps that the client's target epsilon pays for.
 
     >>> from gnomon.accounting import Poisson
-    >>> Member(1.0, Account(Poisson(0.1), 2.0), Reach(1.0, 2.0, 10, steps=5, lr=0.1)).reach.steps
+    >>> ClientProfile(1.0, Account(Poisson(0.1), 2.0), UpdateBounds(1.0, 2.0, 10, steps=5, lr=0.1)).bounds.steps
     5
     """
 
     weight: float
     account: Account
-    reach: Reach
-    affordable: float = math.inf
-    """How many steps its target epsilon pays for."""
+    bounds: UpdateBounds
+    max_steps: float = math.inf
 
     def __post_init__(self) -> None:
         validate.positive("weight", self.weight)
 
     @property
-    def spent(self) -> bool:
-        """Whether one more round would cost more than the target."""
-        return self.account.steps + self.reach.steps > self.affordable
+    def exhausted(self) -> bool:
+        """Whether the target epsilon cannot pay for another round."""
+        return self.account.steps + self.bounds.steps > self.max_steps
 
     @property
-    def terms(self) -> str:
-        """What a round costs: the same words for the same cost."""
-        return f"{self.reach.steps} steps, {self.account.sampler!r}, noise {self.account.noise_multiplier!r}"
+    def round_cost(self) -> str:
+        """A description of what a round costs, by which a resumed run recognises the same cost."""
+        return f"{self.bounds.steps} steps, {self.account.sampler!r}, noise {self.account.noise_multiplier!r}"
 
 
 @dataclass
 class RoundResult:
-    """How a round went."""
+    """The result of a round."""
 
     round: int
     accepted: list[str]
     refused: dict[str, str]
-    """Why, by client."""
+    """The reason of each refusal, by client."""
     bytes_down: int
     bytes_up: int
     asked: int = 0
-    """How many clients got a message; one whose budget is spent does not."""
+    """The number of clients that got a message. A client whose budget is exhausted gets none."""
 
 
 def public_seed(seed: int, number: int) -> int:
-    """The public coin of a round, which travels as a float.
+    """Return the public seed of a round, which a float64 represents exactly.
 
     >>> float(public_seed(10**12, 7)) == public_seed(10**12, 7)
     True
@@ -81,30 +86,40 @@ def public_seed(seed: int, number: int) -> int:
     return (seed * 1_000_003 + number) % 2**53
 
 
-def chosen(names: Sequence[str], share: float, seed: int, number: int) -> list[str]:
-    """Who takes part in a round. Anybody can work it out beforehand.
+def select_clients(names: Sequence[str], participation: float, seed: int, number: int) -> list[str]:
+    """Return the clients that take part in a round. The selection is public and known in advance.
 
-    >>> chosen(["a", "b", "c"], 0.67, seed=0, number=1)
+    >>> select_clients(["a", "b", "c"], 0.67, seed=0, number=1)
     ['a', 'c']
     """
-    count = max(1, round(share * len(names)))
+    count = max(1, round(participation * len(names)))
     order = shuffle(len(names), SeededNoise(public_seed(seed, number)))
     return sorted(names[int(i)] for i in order[:count])
 
 
 class Server:
-    """Holds the global model. `begin` a round, let it `accept` or `refuse` each client's answer, `end` the round.
+    """Holds the global model and runs rounds: `begin`, then `accept` or `refuse` for each client, then `end`.
 
-    Who takes part and the subspace of a round come from a public seed, so that a round can be repeated after a crash.
-    Each client's account is charged when it is asked, whether its answer comes or not; one whose target epsilon cannot
-    pay for the round is not asked. Being picked is no secret, so no amplification is claimed for it.
+    The selection of clients and the subspace of a round follow from a public seed, so that a round can be repeated
+    after a crash. A client's account is charged when its message is created, whether a reply arrives or not; a client
+    whose target epsilon cannot pay for the round is not asked. No amplification by client sampling is claimed.
+
+    Args:
+        model: the global model.
+        loss: the per-record loss.
+        strategy: the federated method.
+        profiles: what the server knows about each client, by name.
+        rounds: the number of rounds.
+        participation: the share of clients that take part in a round.
+        seed: the public seed.
+        state: the state of earlier rounds.
+        bases: a cache of round bases that is shared within the process.
 
     >>> from gnomon.accounting import Poisson
     >>> from gnomon.federated import fedavg
     >>> model = nn.Linear(1, 1, bias=False)
-    >>> reach = Reach(1.0, 1.0, 10, steps=1, lr=1.0)
-    >>> member = Member(1.0, Account(Poisson(0.1), 1.0), reach)
-    >>> server = Server(model, nn.MSELoss(reduction="none"), fedavg(), {"a": member}, rounds=1)
+    >>> profile = ClientProfile(1.0, Account(Poisson(0.1), 1.0), UpdateBounds(1.0, 1.0, 10, steps=1, lr=1.0))
+    >>> server = Server(model, nn.MSELoss(reduction="none"), fedavg(), {"a": profile}, rounds=1)
     >>> ticket = server.begin()["a"].numbers["ticket"]
     >>> server.accept("a", Message(1, {"change": {"weight": torch.full((1, 1), float("nan"))}}, {"ticket": ticket}))
     >>> server.end().refused
@@ -116,29 +131,32 @@ class Server:
         model: nn.Module,
         loss: Loss,
         strategy: Strategy,
-        members: Mapping[str, Member],
+        profiles: Mapping[str, ClientProfile],
         *,
         rounds: int,
-        share: float = 1.0,
+        participation: float = 1.0,
         seed: int = 0,
-        persistent: PersistentState | None = None,
+        state: ServerState | None = None,
+        bases: BasisCache | None = None,
     ) -> None:
         self.model, self.loss, self.strategy = model, loss, strategy
-        self.members = dict(members)
+        self.profiles = dict(profiles)
         self.rounds = validate.whole("rounds", rounds)
-        self.share = validate.sample_rate("share", share)
+        self.participation = validate.sample_rate("participation", participation)
         self.seed = validate.whole("seed", seed, least=0)
-        self.persistent = persistent or PersistentState()
-        if not self.members:
+        self.state = state or ServerState()
+        self.bases = bases or BasisCache()
+        if not self.profiles:
             raise SettingError("clients", 0, "at least one client")
-        self.round = int(self.persistent.numbers.get("round", 0))
+        self.round = self.state.round
+        """The current round; between rounds, the last one that ended."""
         self._open: dict[str, Message] = {}
         self._accepted: dict[str, tuple[Message, Arrays]] = {}
         self._refused: dict[str, str] = {}
         self._basis: Basis | None = None
-        self._up = 0
-        self._unable: set[str] = set()
-        """Who said in its last round that its own budget is spent."""
+        self._bytes_up = 0
+        self._budget_refusals: set[str] = set()
+        """Clients that refused their last round because their own budget is exhausted."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -147,156 +165,151 @@ class Server:
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def chosen(self, number: int) -> list[str]:
-        """Who takes part in a round."""
-        return chosen(list(self.members), self.share, self.seed, number)
+    def selected(self, number: int) -> list[str]:
+        """Return the clients that take part in round `number`."""
+        return select_clients(list(self.profiles), self.participation, self.seed, number)
 
     @property
-    def spent(self) -> bool:
-        """Whether no later round can be paid for: by nobody who takes part in one, or not by the target for clients."""
-        if getattr(self.strategy.aggregate, "spent", False):
+    def exhausted(self) -> bool:
+        """Whether no later round can be paid for, by any client selected for one or by the aggregator's target."""
+        if self.strategy.aggregator.exhausted:
             return True
-        coming = (name for number in range(self.round + 1, self.rounds + 1) for name in self.chosen(number))
-        return all(self.members[name].spent or name in self._unable for name in coming)
+        later = (name for number in range(self.round + 1, self.rounds + 1) for name in self.selected(number))
+        return all(self.profiles[name].exhausted or name in self._budget_refusals for name in later)
 
     def begin(self) -> dict[str, Message]:
-        """The next round's message for each client that takes part. Their accounts are charged here.
+        """Begin the next round: charge the accounts of the selected clients and return a message for each.
 
-        Nobody gets one if all who would take part have spent their budgets: then `end` moves nothing.
+        Clients whose budgets are exhausted get no message. If no client gets one, `end` leaves the model unchanged.
+
+        Raises:
+            StateError: the last round has not ended, or all rounds have been run.
+            BudgetExhausted: the target epsilon for whole clients cannot pay for the round.
         """
         if self._open:
-            raise RuntimeError(f"round {self.round} has not ended: call end() first")
+            raise StateError(f"round {self.round} has not ended: call end() first")
         if self.round >= self.rounds:
-            raise RuntimeError(f"all {self.rounds} rounds have been run")
-        if getattr(self.strategy.aggregate, "spent", False):
-            raise BudgetExhausted(f"round {self.round + 1} would cost more than the target epsilon for whole clients")
+            raise StateError(f"all {self.rounds} rounds have been run: create a server with more rounds")
+        if self.strategy.aggregator.exhausted:
+            raise BudgetExhausted(f"round {self.round + 1} would exceed the target epsilon for whole clients")
         self.round += 1
-        self.persistent.move(next(self.model.parameters()).device)
-        common = self._common()
-        self._accepted, self._refused, self._up = {}, {}, 0
-        for name in self.chosen(self.round):
-            member = self.members[name]
-            if member.spent:
+        self.state.move(next(self.model.parameters()).device)
+        common = self._common_message()
+        self._accepted, self._refused, self._bytes_up = {}, {}, 0
+        for name in self.selected(self.round):
+            profile = self.profiles[name]
+            if profile.exhausted:
                 self.refuse(name, "budget")
                 continue
-            member.account.charge(member.reach.steps)
-            answered = {"answered": self.persistent.numbers.get(f"answered|{name}", 0.0)}
-            self._open[name] = Message(self.round, common.arrays | self._public_for(name), common.numbers | answered)
+            profile.account.charge(profile.bounds.steps)
+            received = {"uploads_received": float(self.state.uploads_received.get(name, 0))}
+            arrays = common.arrays | self._public_records_for(name)
+            self._open[name] = Message(self.round, arrays, common.numbers | received)
         return dict(self._open)
 
     def accept(self, name: str, reply: Message) -> None:
-        """Take a client's answer into the round, or refuse it by name. Never raises for what a client sent."""
+        """Check a client's upload, and accept or refuse it. No content of an upload makes this method raise."""
         if name not in self._open:
             self._refused.setdefault(name, str(Refused("unasked")))
             return
         if name in self._accepted or name in self._refused:
             self._refused[f"{name}, again"] = str(Refused("twice"))
             return
-        self._up += reply.bytes
-        answered = f"answered|{name}"  # whether it counts or not: the client has released it
-        self.persistent.numbers[answered] = self.persistent.numbers.get(answered, 0.0) + 1
+        self._bytes_up += reply.bytes
+        # also if the upload is refused: the client has released it
+        self.state.uploads_received[name] = self.state.uploads_received.get(name, 0) + 1
+        request, bounds = self._open[name], self.profiles[name].bounds
         try:
-            self._accepted[name] = (
-                reply,
-                check_upload(
-                    reply,
-                    self._open[name],
-                    self.strategy,
-                    self.weights,
-                    self.basis,
-                    self.members[name].reach,
-                    self.dims,
-                ),
-            )
-        except Refused as why:
-            self._refused[name] = str(why)
+            change = check_upload(reply, request, self.strategy, self.weights, self.basis, bounds, self.dims)
+            self._accepted[name] = (reply, change)
+        except Refused as error:
+            self._refused[name] = str(error)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Count a client out, for one of the known reasons."""
+        """Record that a client takes no part in the round, for one of the reasons in `refusal.REASONS`."""
         self._accepted.pop(name, None)
         self._refused[name] = str(Refused(reason))
 
     def end(self) -> RoundResult:
-        """Close the round: whoever has not answered is absent, and the model moves by what was accepted."""
+        """End the round: mark clients without a reply as absent, and update the model from the accepted uploads."""
         for name in self._open:
             if name not in self._accepted and name not in self._refused:
                 self.refuse(name, "absent")
-        if self._accepted or (self._open and getattr(self.strategy.aggregate, "always", False)):
-            self._move()
-        ended = RoundResult(
+        if self._accepted or (self._open and self.strategy.aggregator.releases_without_uploads):
+            self._update_model()
+        result = RoundResult(
             self.round,
             sorted(self._accepted),
             dict(sorted(self._refused.items())),
             sum(message.bytes for message in self._open.values()),
-            self._up,
+            self._bytes_up,
             len(self._open),
         )
-        self.persistent.numbers["round"] = self.round
-        self._unable -= set(self._accepted)
-        self._unable |= {name for name, why in self._refused.items() if why == str(Refused("budget"))}
-        for name in self._refused:  # it may have lost them
-            self.persistent.numbers.pop(f"knows public|{name}", None)
-        for name in self._accepted:
-            self.persistent.numbers[f"knows public|{name}"] = 1.0
+        self.state.round = self.round
+        self._budget_refusals -= set(self._accepted)
+        self._budget_refusals |= {name for name, why in self._refused.items() if why == str(Refused("budget"))}
+        self.state.clients_with_public_records -= set(self._refused)  # such a client may have lost them
+        self.state.clients_with_public_records |= set(self._accepted)
         self._open, self._basis = {}, None
-        return ended
+        return result
 
     @torch.no_grad()
-    def _move(self) -> None:
-        weights = {name: self.members[name].weight for name in self._accepted}
-        messages = {name: message for name, (message, _) in self._accepted.items()}
-        outcome = RoundOutcome(messages, weights, len(self.members))
-        for component in self.strategy.components if messages else ():
-            component.absorb(self.persistent, outcome)
-        losses = {name: message.numbers.get("loss", 1.0) for name, message in messages.items()}
+    def _update_model(self) -> None:
+        uploads = {name: message for name, (message, _) in self._accepted.items()}
         changes = {name: change for name, (_, change) in self._accepted.items()}
-        moved = self.strategy.aggregate.move(changes, weights, losses, self.weights)
+        weights = {name: self.profiles[name].weight for name in self._accepted}
+        outcome = RoundOutcome(uploads, weights, len(self.profiles), dict.fromkeys(uploads, 1.0))
+        for component in self.strategy.components if uploads else ():
+            component.server_update(self.state, outcome)
+        step = self.strategy.aggregator.aggregate(changes, weights, outcome.losses, self.weights)
         for name, p in self.model.named_parameters():
             if p.requires_grad:
-                p.sub_(moved[name])
+                p.sub_(step[name])
 
-    # -- what is sent ----------------------------------------------------------------------------
+    # -- messages to the clients -----------------------------------------------------------------
 
-    def _common(self) -> Message:
+    def _common_message(self) -> Message:
+        """Return the part of a round's message that is the same for all clients."""
         message = Message(self.round, {"weights": {name: value.clone() for name, value in self.weights.items()}})
-        federation = self.persistent.numbers.setdefault("federation", float(secrets.randbits(48)))
+        if self.state.federation is None:
+            self.state.federation = secrets.randbits(48)
         message.numbers = {
             "ticket": float(secrets.randbits(48)),
             "rounds": float(self.rounds),
-            "federation": federation,
+            "federation": float(self.state.federation),
         }
-        space = self.strategy.space
-        if space is not None:
+        subspace = self.strategy.round_subspace
+        if subspace is not None:
             seed = public_seed(self.seed, self.round)
             with untouched(self.model):
-                self._basis = round_basis(space, self.model, self.loss, self.round, self.rounds, seed)
-            message.arrays["basis"] = {"fingerprint": shared_fingerprint(self._basis)}
+                self._basis = self.bases.round_basis(subspace, self.model, self.loss, self.round, self.rounds, seed)
+            message.arrays["basis"] = {"fingerprint": self.bases.fingerprint(self._basis)}
             message.numbers["seed"] = float(seed)
         for component in self.strategy.components:
-            more = component.sends(self.persistent, self.weights)
-            message.arrays |= more.arrays
-            message.numbers |= more.numbers
+            addition = component.server_message(self.state, self.weights)
+            message.arrays |= addition.arrays
+            message.numbers |= addition.numbers
         return message
 
-    def _public_for(self, name: str) -> dict[str, Arrays]:
-        """The public records, unless the client's last answer shows that it has them."""
-        if self.strategy.public is None or f"knows public|{name}" in self.persistent.numbers:
+    def _public_records_for(self, name: str) -> dict[str, Arrays]:
+        """Return the public records, unless the client's last upload shows that it has them."""
+        if self.strategy.public is None or name in self.state.clients_with_public_records:
             return {}
         loader = Loader(self.strategy.public, "public")
         inputs, targets = loader.take(torch.arange(len(loader)))
         return {"public": {"inputs": inputs, "targets": targets}}
 
-    # -- what is accepted ------------------------------------------------------------------------
+    # -- checks of uploads -----------------------------------------------------------------------
 
     @property
     def basis(self) -> Basis | None:
-        """The subspace of the open round."""
+        """The basis of the open round, if the strategy has a subspace."""
         return self._basis
 
     @property
     def dims(self) -> int:
-        """In how many dimensions clients draw noise in the open round."""
+        """The number of dimensions in which clients draw noise in the open round."""
         shape = self.weights
-        if self._basis is not None and self.strategy.subspace is None:
+        if self._basis is not None and self.strategy.upload_subspace is None:
             shape = dict(self.strategy.method.route.release_shape(self._basis, self.weights))
         return sum(value.numel() for value in shape.values()) + 1

@@ -1,4 +1,4 @@
-"""What a client uploads of its change, and how the server reads it."""
+"""Upload formats: which part of its change a client uploads, and how the server turns it back into a change."""
 
 from __future__ import annotations
 
@@ -19,45 +19,53 @@ from gnomon.subspaces.basis import as_updates
 
 
 class Upload(Protocol):
-    """Two verbs: `pack` on the client, `unpack` on the server. Both see public things only."""
+    """The format of an upload. Clients `pack` a change that was already released; the server `unpack`s it."""
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The format's name in statements and reports."""
 
-    def like(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
-        """Arrays of the shapes and formats that must come."""
+    @property
+    def needs_basis(self) -> bool:
+        """Whether the format needs the basis of the round's subspace."""
 
-    def pack(self, change: Arrays, basis: Basis | None) -> Arrays: ...
+    def template(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+        """Return arrays with the names, shapes and dtypes that an upload must have."""
 
-    def unpack(self, sent: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays: ...
+    def pack(self, change: Arrays, basis: Basis | None) -> Arrays:
+        """Client: return the arrays to upload for a change of the weights."""
+
+    def unpack(self, arrays: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+        """Server: return the change of the weights that uploaded arrays describe."""
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Every parameter.
+class AllParameters:
+    """Upload the change of every parameter.
 
-    >>> Whole().pack({"weight": torch.ones(2)}, None)
+    >>> AllParameters().pack({"weight": torch.ones(2)}, None)
     {'weight': tensor([1., 1.])}
     """
 
     name = "all parameters"
+    needs_basis = False
 
-    def like(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+    def template(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
         return dict(weights)
 
     def pack(self, change: Arrays, basis: Basis | None) -> Arrays:
         return dict(change)
 
-    def unpack(self, sent: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
-        return dict(sent)
+    def unpack(self, arrays: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+        return dict(arrays)
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The change's coordinates in the round's subspace; the server lifts them.
+    """Upload the coordinates of the change in the round's subspace; the server lifts them.
 
-    Lossless where every local step lies in the subspace (FedPCDP, FedPDP); otherwise the part inside it (PFA).
+    The upload is lossless if every local step lies in the subspace (FedPCDP, FedPDP). Otherwise it is the orthogonal
+    projection of the change (PFA).
 
     >>> from gnomon.subspaces.basis import AmbientBasis
     >>> Coordinates().pack({"weight": torch.ones(2)}, AmbientBasis({"weight": torch.zeros(2)}))
@@ -65,30 +73,35 @@ class Coordinates:
     """
 
     name = "coordinates"
+    needs_basis = True
 
-    def like(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
-        return dict(_needed(basis).like)
+    def template(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+        return dict(_required(basis).like)
 
     def pack(self, change: Arrays, basis: Basis | None) -> Arrays:
-        seen = _needed(basis).coordinates(as_updates(change))
-        return seen.weighted_sum(torch.ones(1, device=seen.losses.device))
+        coordinates = _required(basis).coordinates(as_updates(change))
+        return coordinates.weighted_sum(torch.ones(1, device=coordinates.losses.device))
 
-    def unpack(self, sent: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
-        return _needed(basis).lift(sent)
+    def unpack(self, arrays: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+        return _required(basis).lift(arrays)
 
 
 @dataclass(frozen=True)
-class Largest:
-    """The largest entries of the change, as positions and values; the rest counts as zero (FedLRS's sparsification).
+class LargestEntries:
+    """Upload the entries of the change with the largest absolute values, as positions and values (FedLRS).
 
-    The change was released before, so which entries are large is no secret.
+    All other entries count as zero. The change was released before, so the positions reveal nothing further.
 
-    >>> sent = Largest(0.5).pack({"weight": torch.tensor([3.0, -4.0, 0.1, 1.0])}, None)
-    >>> Largest(0.5).unpack(sent, {"weight": torch.zeros(4)}, None)
+    Args:
+        fraction: the share of all entries to upload.
+
+    >>> arrays = LargestEntries(0.5).pack({"weight": torch.tensor([3.0, -4.0, 0.1, 1.0])}, None)
+    >>> LargestEntries(0.5).unpack(arrays, {"weight": torch.zeros(4)}, None)
     {'weight': tensor([ 3., -4.,  0.,  0.])}
     """
 
     fraction: float = 0.3
+    needs_basis = False
 
     def __post_init__(self) -> None:
         validate.sample_rate("fraction", self.fraction)
@@ -100,27 +113,31 @@ class Largest:
     def _count(self, size: int) -> int:
         return max(1, math.ceil(self.fraction * size))
 
-    def like(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+    def template(self, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
         count = self._count(sum(value.numel() for value in weights.values()))
         first = next(iter(weights.values()))
         return {"positions": first.new_zeros(count, dtype=torch.int32), "values": first.new_zeros(count)}
 
     def pack(self, change: Arrays, basis: Basis | None) -> Arrays:
         flat = torch.cat([value.flatten() for value in change.values()])
-        chosen = flat.abs().topk(self._count(len(flat))).indices.sort().values
-        return {"positions": chosen.to(torch.int32), "values": flat[chosen]}
+        positions = flat.abs().topk(self._count(len(flat))).indices.sort().values
+        return {"positions": positions.to(torch.int32), "values": flat[positions]}
 
-    def unpack(self, sent: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
+    def unpack(self, arrays: Arrays, weights: Mapping[str, Tensor], basis: Basis | None) -> Arrays:
         flat = torch.cat([torch.zeros_like(value).flatten() for value in weights.values()])
-        where = sent["positions"].long()
-        if not (bool((where.diff() > 0).all()) and int(where[0]) >= 0 and int(where[-1]) < len(flat)):
+        positions = arrays["positions"].long()
+        increasing = bool((positions.diff() > 0).all())
+        if not (increasing and int(positions[0]) >= 0 and int(positions[-1]) < len(flat)):
             raise Refused("positions")
-        flat[where] = sent["values"]
+        flat[positions] = arrays["values"]
         parts = flat.split([value.numel() for value in weights.values()])
         return {name: part.reshape(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
 
 
-def _needed(basis: Basis | None) -> Basis:
+def _required(basis: Basis | None) -> Basis:
     if basis is None:
-        raise SettingError("upload", "coordinates", "a strategy with a subspace for uploads in coordinates")
+        raise SettingError.with_message(
+            "uploads in coordinates need a subspace: choose a local method with one, or set upload_subspace",
+            name="upload",
+        )
     return basis

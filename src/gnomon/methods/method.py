@@ -26,6 +26,11 @@ step size that the length of an update contains; default: 1). If it has a keywor
 cache of model layouts of the run, for `gradients` and `local_sgd`."""
 
 
+def with_layouts(update: Update, layouts: Layouts) -> Update:
+    """Return an update with a cache of model layouts, if it accepts one."""
+    return partial(update, layouts=layouts) if "layouts" in inspect.signature(update).parameters else update
+
+
 @dataclass(frozen=True)
 class LocalSteps:
     """The update of DP-LSGD: the displacement of the model by several steps of gradient descent on one sample alone.
@@ -119,11 +124,7 @@ class Method:
 
     def update_with(self, layouts: Layouts) -> Update:
         """Return the update with a cache of model layouts, if it accepts one."""
-        return partial(self.update, layouts=layouts) if self._accepts_layouts else self.update
-
-    @cached_property
-    def _accepts_layouts(self) -> bool:
-        return "layouts" in inspect.signature(self.update).parameters
+        return with_layouts(self.update, layouts)
 
     @cached_property
     def clip_rule(self) -> ClipRule:

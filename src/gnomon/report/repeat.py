@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon.runs.config import TrainConfig, as_text, recipe
-from gnomon.runs.federate_config import NOT_FEDERATED, federated_recipe
+from gnomon.runs.federate_config import TRAINING_ONLY, FederateConfig, federated_recipe
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
 """Settings that a comparison varies itself."""
@@ -39,7 +39,7 @@ def federate_command(config: Mapping[str, Any]) -> str:
     >>> federate_command({"data": "mnist", "lr": 5.0, "rounds": 3, "epochs": 30.0})
     'gnomon federate --simulate --data mnist --rounds 3'
     """
-    used = {key: value for key, value in config.items() if key.replace("-", "_") not in NOT_FEDERATED}
+    used = {key: value for key, value in config.items() if key.replace("-", "_") not in TRAINING_ONLY}
     return _command(["gnomon", "federate", "--simulate"], used, federated_recipe(_data(config)))
 
 
@@ -72,7 +72,7 @@ def _defaults(config: Mapping[str, Any]) -> TrainConfig:
     return recipe(_data(config), str(config.get("method", TrainConfig().method)))
 
 
-def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig) -> str:
+def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig | FederateConfig) -> str:
     words += ["--data", defaults.data]
     for key, value in config.items():
         name = key.replace("-", "_")

@@ -24,7 +24,43 @@ def setting(default: Any, text: str, choices: tuple[str, ...] = (), group: str =
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class Config:
+    """Base class of the settings of a run: reads and writes dataclass fields as flags and YAML keys."""
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that some settings give, by name; a name may have dashes or underscores.
+
+        Raises:
+            SettingError: a name is unknown, or a value has the wrong type.
+        """
+        known = {f.name for f in fields(cls)}
+        given = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_")
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = repr(close[0].replace("_", "-")) if close else f"one of {', '.join(sorted(known))}"
+                raise SettingError("setting", key, hint)
+            given[name] = _typed(cls, name, value)
+        return given
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the config with some settings given by name."""
+        return cls(**cls.parse(values))
+
+    def with_settings(self, values: dict[str, Any]) -> Self:
+        """Return this config with some settings replaced."""
+        return dataclasses.replace(self, **self.parse(values))
+
+    def to_yaml(self) -> str:
+        """Return all settings as YAML text, in the form that `--config` reads."""
+        return yaml.safe_dump({f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
+
+
+@dataclass(frozen=True)
+class TrainConfig(Config):
     """Everything that decides a training run. Each field is a flag and a YAML key of the same name.
 
     >>> TrainConfig.from_dict({"data": "digits", "target-epsilon": 0.5}).target_epsilon
@@ -140,30 +176,6 @@ class TrainConfig:
     )
     device: str = setting("cpu", "cpu, cuda, cuda:1")
     threads: int | None = setting(None, "CPU threads (default: torch's choice)")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The config with some settings given by name, with dashes or underscores."""
-        known = {f.name for f in fields(cls)}
-        given = {}
-        for key, value in values.items():
-            name = str(key).replace("-", "_")
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = repr(close[0].replace("_", "-")) if close else f"one of {', '.join(sorted(known))}"
-                raise SettingError("setting", key, hint)
-            given[name] = _typed(cls, name, value)
-        return cls(**given)
-
-    def with_settings(self, values: dict[str, Any]) -> Self:
-        """This config with some settings replaced."""
-        given = type(self).from_dict(values)
-        names = {str(key).replace("-", "_") for key in values}
-        return dataclasses.replace(self, **{name: getattr(given, name) for name in names})
-
-    def to_yaml(self) -> str:
-        """All settings, as a file that `--config` reads."""
-        return yaml.safe_dump({f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
 
 
 IMAGES: dict[str, Any] = {"batch_size": 250, "epochs": 80.0, "max_grad_norm": 0.01, "lr": 5.0}

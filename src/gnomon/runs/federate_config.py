@@ -1,82 +1,158 @@
-"""The settings of a federated run: those of training, and a few more."""
+"""The settings of a federated run."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.runs.config import RECIPES, TrainConfig, setting
+from gnomon.errors import SettingError
+from gnomon.runs.config import RECIPES, Config, TrainConfig, setting
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
 PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME, column:N or group"
 
-NOT_FEDERATED = frozenset(
-    {"epochs", "sampler", "every", "start", "public_blocks", "optimizer", "weight_decay", "schedule", "ema_decay"}
-    | {"dataset_size", "residual", "mask_rate", "evaluate_every"}
-)
-"""Settings of training that rounds have no use for."""
+SIMULATION_ONLY = frozenset({"private", "public", "partition", "holdout"})
+"""Settings that only a simulation has: the sites of a real federation hold their own records and share none."""
 
-NOT_DEPLOYED = frozenset({"private", "public", "partition", "holdout"})
-"""Settings of a simulation that a real federation has no use for: its sites have their records, and share none."""
+_TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+
+
+def shared(name: str) -> Any:
+    """Return a field with the default, help text, choices and group that `TrainConfig` has for it."""
+    field = _TRAIN_FIELDS[name]
+    return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 @dataclass(frozen=True)
-class FederateConfig(TrainConfig):
-    """Everything that decides a federated run.
+class FederateConfig(Config):
+    """Everything that decides a federated run. Each field is a flag and a YAML key of the same name.
 
     >>> FederateConfig.from_dict({"clients": 10, "method": "fedavg"}).rounds
     10
     """
 
+    data: str = shared("data")
+    data_dir: str | None = shared("data_dir")
+    private: int | None = shared("private")
+    model: str | None = shared("model")
+    target_epsilon: float | None = shared("target_epsilon")
+    noise_multiplier: float | None = shared("noise_multiplier")
+    target_delta: float = shared("target_delta")
+    max_grad_norm: float = shared("max_grad_norm")
+    clip: str = shared("clip")
+    accountant: str = shared("accountant")
+    adjacency: str | None = shared("adjacency")
     method: str = setting("fedpcdp", "federated method", METHODS, group="method")
+    public: int | None = shared("public")
+    rank: float | None = shared("rank")
     scope: str = setting(
         "per-tensor", "one public subspace for each tensor, or one for all", ("global", "per-tensor"), group="method"
     )
+    public_batch: int | None = shared("public_batch")
+    pre_noise: float = shared("pre_noise")
+    local_steps: int | None = shared("local_steps")
+    local_lr: float = shared("local_lr")
+    local_momentum: float = shared("local_momentum")
+    constraint: str | None = shared("constraint")
+    sketch: int | None = shared("sketch")
+    form: str = shared("form")
+    iterate: str = shared("iterate")
+    warm_start: str = shared("warm_start")
+    loss: str = shared("loss")
     batch_size: int = setting(64, "expected batch size of a client's step; at most its number of records")
-    clients: int = setting(5, "how many clients", group="federation")
-    rounds: int = setting(10, "how many rounds", group="federation")
-    steps_per_round: int = setting(5, "private steps a client takes in a round", group="federation")
+    max_physical_batch_size: int | None = shared("max_physical_batch_size")
+    lr: float = shared("lr")
+    momentum: float = shared("momentum")
+    seed: int = shared("seed")
+    split_seed: int = shared("split_seed")
+    insecure_noise_seed: int | None = shared("insecure_noise_seed")
+    device: str = shared("device")
+    threads: int | None = shared("threads")
+    clients: int = setting(5, "number of clients", group="federation")
+    rounds: int = setting(10, "number of rounds", group="federation")
+    steps_per_round: int = setting(5, "private steps of a client in a round", group="federation")
     participation: float = setting(1.0, "share of the clients that take part in a round", group="federation")
-    partition: str = setting("iid", f"how records are spread: {PARTITIONS}", group="federation")
+    partition: str = setting(
+        "iid", f"how the records are distributed over the clients: {PARTITIONS}", group="federation"
+    )
     classes: int | None = setting(
         None, "number of classes, for own data that do not declare it in an array `classes`", group="federation"
     )
-    holdout: float = setting(0.0, "share of each client's records kept back to measure fairness", group="federation")
+    holdout: float = setting(0.0, "share of each client's records held out to measure fairness", group="federation")
     client_weights: str = setting(
-        "uniform", "fixed weights of the mean; size takes declared numbers", ("uniform", "size"), group="federation"
+        "uniform",
+        "fixed weights of the clients in the mean: equal, or proportional to their declared sizes",
+        ("uniform", "size"),
+        group="federation",
     )
     sample_rate: float | None = setting(
-        None, "the same sample rate for every client, instead of a batch size", group="federation"
+        None, "sampling rate of every client's steps, instead of a batch size", group="federation"
     )
     max_weight: float = setting(
-        1e4, "largest entry of the server's weights; a client refuses a round with a larger one", group="federation"
+        1e4,
+        "largest absolute value in the server's weights; a client refuses a round with a larger one",
+        group="federation",
     )
-    server_lr: float = setting(1.0, "step size of the server", group="federation")
-    mu: float = setting(0.01, "strength of fedprox's and fedlrs's pull", group="method")
-    update_limit: float = setting(1.0, "length of a local update at which fedlrs's pull begins", group="method")
-    keep: float = setting(0.3, "share of entries that fedlrs uploads", group="method")
+    server_lr: float = setting(1.0, "learning rate of the server", group="federation")
+    mu: float = setting(0.01, "strength of the pull towards the server's weights (fedprox, fedlrs)", group="method")
+    update_limit: float = setting(1.0, "norm of a local update above which fedlrs pulls it back", group="method")
+    keep: float = setting(0.3, "share of the entries of an update that fedlrs uploads", group="method")
     contrast: float = setting(1.0, "weight of moon's contrastive loss", group="method")
     temperature: float = setting(0.5, "temperature of moon's contrastive loss", group="method")
-    fair: float = setting(0.1, "lambda of fedfair and fedfdp", group="method")
-    fair_most: float = setting(2.0, "largest factor of fedfair and fedfdp", group="method")
+    fair: float = setting(0.1, "strength lambda of fairness (fedfair, fedfdp)", group="method")
+    fair_most: float = setting(2.0, "largest fairness factor (fedfair, fedfdp)", group="method")
     loss_noise: float = setting(
-        2.5, "noise multiplier of released losses, in units of the update's (fedfair, fedfdp, q-ffl)", group="method"
+        2.5,
+        "noise multiplier of released losses, in units of the update's (fedfair, fedfdp, q-ffl)",
+        group="method",
     )
-    q: float = setting(1.0, "q of q-ffl", group="method")
+    q: float = setting(1.0, "exponent q of q-ffl", group="method")
     unit: str = setting(
         "record",
-        "what is protected: one record, against everybody; or a whole client, by a server that is trusted",
+        "unit of privacy: one record, protected from everybody; or a whole client, which needs a trusted server",
         ("record", "client"),
         group="privacy",
     )
-    client_clip: float = setting(1.0, "longest change of a client, for unit client", group="privacy")
+    client_clip: float = setting(1.0, "clip bound of a client's change, for unit client", group="privacy")
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that some settings give, by name.
+
+        Settings of `gnomon train` alone are ignored at their defaults, so that files which list them can be read.
+
+        Raises:
+            SettingError: a name is unknown, a value has the wrong type, or a setting of `gnomon train` alone has
+                another value than its default.
+
+        >>> FederateConfig.parse({"optimizer": "adam"})
+        Traceback (most recent call last):
+        gnomon.errors.SettingError: optimizer = 'adam' has no effect in a federated run: remove this setting
+        """
+        used = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_")
+            if name not in TRAINING_ONLY:
+                used[key] = value
+            elif value != _TRAIN_FIELDS[name].default:
+                raise SettingError.with_message(
+                    f"{key} = {value!r} has no effect in a federated run: remove this setting",
+                    name=str(key),
+                    value=value,
+                )
+        return super().parse(used)
+
+
+TRAINING_ONLY = frozenset(_TRAIN_FIELDS) - {field.name for field in dataclasses.fields(FederateConfig)}
+"""Settings of `gnomon train` that a federated run does not have."""
 
 
 def federated_recipe(data: str, method: str = "fedavg") -> FederateConfig:
-    """The defaults for a data set: those of training, where rounds have them too.
+    """Return the default settings for a data set.
 
     >>> federated_recipe("mnist").max_grad_norm
     0.01
     """
-    settings: dict[str, Any] = {key: value for key, value in RECIPES.get(data, {}).items() if key != "epochs"}
+    settings: dict[str, Any] = {key: value for key, value in RECIPES.get(data, {}).items() if key not in TRAINING_ONLY}
     return FederateConfig(data=data, **settings)

@@ -142,6 +142,7 @@ class PrivateStep:
         self._door = door
         self.layouts = Layouts()
         """The cache of layouts of the model, for every computation of updates in the run."""
+        self._update = mechanism.method.update_with(self.layouts)
         self._open: _OpenStep | None = None
         self._basis: tuple[Hashable, Basis] | None = None
         self._checked_rule: ClipRule | None = None
@@ -245,13 +246,10 @@ class PrivateStep:
         """The composition of stages."""
         return self.mechanism.method
 
-    @property
-    def _update(self) -> Callable[..., Updates]:
-        return self.method.update_with(self.layouts)
-
     def exchange(self, mechanism: Mechanism) -> None:
         """Use another mechanism from the next step on, such as that of `Mechanism.with_method`."""
         self._mechanism, self._basis = mechanism, None
+        self._update = mechanism.method.update_with(self.layouts)
 
     def trial_coordinates(self, method: Method) -> CoordinateMap | None:
         """Return the map to the coordinates in which a method clips, for a check; None if it clips plain updates."""

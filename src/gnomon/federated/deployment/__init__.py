@@ -1,1 +1,1 @@
-"""A federation on several machines: Flower apps, sites, and what a site keeps on disk."""
+"""A federation on several machines: the Flower apps of server and sites, a site's folder, and its SuperNode."""

@@ -1,7 +1,7 @@
-"""Flower's process of a client app, with the installed Gnomon in the place of the app that was sent.
+"""Flower's client process, with the installed Gnomon in place of the app that the server sent.
 
-A program of its own, started by the site's SuperNode for each message. What was sent is neither unpacked nor loaded. If
-Flower's process is not the one that is known here, nothing is run.
+A site's SuperNode starts this program for each message. The app that was sent is neither unpacked nor loaded. If
+Flower's client process does not have the functions that are replaced here, nothing is run.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from typing import Any
 
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
-)  # before anything of Flower is imported
+)  # before any module of Flower is imported
 
 
 def run_installed() -> None:
-    """Take the places where Flower's process unpacks and loads an app, and run it."""
+    """Replace the functions with which Flower's client process unpacks and loads an app, and run the process."""
     process = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp  # noqa: PLC0415  # after its module is known
+    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp  # noqa: PLC0415  # after the module that it imports
 
-    instead = {
-        "install_from_fab": nothing,
-        "install_app_dependencies": nothing,
-        "get_project_dir": nothing,
-        "get_load_client_app_fn": lambda **_: installed,
+    replacements = {
+        "install_from_fab": do_nothing,
+        "install_app_dependencies": do_nothing,
+        "get_project_dir": do_nothing,
+        "get_load_client_app_fn": lambda **_: installed_client_app,
     }
-    for name, function in instead.items():
+    for name, function in replacements.items():
         if not hasattr(process, name):
-            raise SystemExit(f"Flower's client process has no {name}: it may run what was sent, so nothing is run")
+            raise SystemExit(
+                f"Flower's client process has no {name}, so it might run the app that the server sent: nothing is run"
+            )
         setattr(process, name, function)
     sys.argv[0] = "flwr-clientapp"
     flwr_clientapp()
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """Leaves what was sent where it is."""
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Stand in for the functions that would unpack or install the app that was sent."""
 
 
-def installed(*_: Any) -> Any:
-    """The client app of the installed Gnomon."""
-    from gnomon.federated.deployment.flower import client_app  # noqa: PLC0415  # heavy: first the task is reported
+def installed_client_app(*_: Any) -> Any:
+    """Return the client app of the installed Gnomon."""
+    from gnomon.federated.deployment.flower import client_app  # noqa: PLC0415  # slow: the task is reported first
 
     return client_app
 

@@ -1,7 +1,7 @@
-"""The same server and clients behind Flower's ServerApp and ClientApp (Message API).
+"""Flower's ServerApp and ClientApp (Message API) around the server and the sites.
 
-Flower carries messages between authenticated nodes; what is in them, what is accepted and what it costs is decided
-elsewhere in this package. Nothing here draws noise.
+Flower carries messages between authenticated nodes. Their content, the checks and the privacy cost are decided
+elsewhere in this package; nothing in this module draws noise.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnomon.federated.deployment.node import QUIET
+from gnomon.federated.deployment.supernode import QUIET
 
-os.environ.update(QUIET)  # before anything of Flower is imported
+os.environ.update(QUIET)  # before any module of Flower is imported
 
 import numpy as np
 import torch
@@ -28,30 +28,30 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from gnomon.data import load
-from gnomon.federated.deployment.answers import ANSWERED, AnswerLog
-from gnomon.federated.deployment.site import Site, answer, read_federation, torch_threads
+from gnomon.federated.builders import Federation, build_server, with_declared_classes
+from gnomon.federated.deployment.site import Site, read_federation, run_site_round, set_threads
+from gnomon.federated.deployment.upload_log import UploadLog
 from gnomon.federated.message import Message
 from gnomon.federated.refusal import REASONS, Refused
-from gnomon.federated.rounds import Answer, reason_of
-from gnomon.federated.simulation.run import KeptFolder, go
-from gnomon.federated.simulation.settings import declared
-from gnomon.federated.simulation.setup import Federation, build_server
+from gnomon.federated.rounds import Reply, refusal_for
+from gnomon.federated.simulation.run import run_remaining_rounds
+from gnomon.federated.simulation.saved import ANSWERED, SavedRunFolder
 from gnomon.runs.folder import RunFolder
 
 NUMBERS, REFUSED = "numbers", "refused"
-MOST_BYTES = 2**28
-"""No request above this is read at all. What a method may upload is checked afterwards, to the byte."""
-POLL = 1.0
-LATER = 30.0
-"""How long a round after the first waits for a site that has just gone, and for new nodes to say who they are."""
-SILENCE = 120.0
-"""After how long a node that says nothing is asked for its name again: a slow one would have to answer twice."""
-TRIES = 3
-"""In how many rounds a node is asked, until it goes and comes back; in each again after errors, ever more rarely."""
+MAX_BYTES = 2**28
+"""A larger message is not read at all. The exact size of a strategy's upload is checked afterwards."""
+POLL_SECONDS = 1.0
+LATER_PATIENCE = 30.0
+"""Seconds that later rounds wait for a site that has just left, and for new nodes to give their names."""
+QUERY_TIMEOUT = 120.0
+"""Seconds after which a node that has not given its name is asked again. A slow node should not have to reply twice."""
+MAX_QUERY_ROUNDS = 3
+"""The number of rounds in which a node is asked for its name, until it leaves and comes back."""
 
 
 def to_records(message: Message) -> RecordDict:
-    """A message as Flower's records.
+    """Convert a message to Flower's records.
 
     >>> to_message(to_records(Message(3, {"change": {"w": torch.ones(2)}}, {"loss": 0.5}))).numbers
     {'loss': 0.5}
@@ -64,22 +64,26 @@ def to_records(message: Message) -> RecordDict:
 
 
 def to_message(records: RecordDict) -> Message:
-    """Flower's records as a message; whatever is not one is refused."""
+    """Convert Flower's records to a message.
+
+    Raises:
+        Refused: the records are too large, or are not a message.
+    """
     size = sum(len(array.data) for record in records.array_records.values() for array in record.values())
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise Refused("bytes")
     try:
         numbers = {str(name): float(value) for name, value in records.config_records[NUMBERS].items()}  # type: ignore[arg-type]
         message = Message(int(numbers.pop("round")), {}, numbers)
         for group, record in records.array_records.items():
             message.arrays[group.removeprefix("arrays.")] = {name: _tensor(array) for name, array in record.items()}
-    except Exception as error:  # whatever a sender thought of
+    except Exception as error:  # the sender may have sent anything
         raise Refused("contents") from error
     return message
 
 
 def _tensor(array: Array) -> Tensor:
-    """An array in NumPy's format whose header claims as many bytes as there are, and nothing else."""
+    """Convert an array in NumPy's format, version 1.0, whose header claims exactly the bytes that follow it."""
     file = io.BytesIO(array.data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise Refused("contents")
@@ -92,46 +96,47 @@ def _tensor(array: Array) -> Tensor:
 # -- the server's side -----------------------------------------------------------------------------
 
 
-class Names:
-    """Which node is which site: the one that first says its name, or the one that the settings pin to it.
+class NodeDirectory:
+    """Knows which node is which site: the node that first gives the site's name, or the one that the settings pin.
 
-    Nodes are asked without waiting for them: one that never answers must not hold up the others.
+    Nodes are asked for their names without waiting for the reply, so that a node that never replies delays no other.
     """
 
     def __init__(self, grid: Grid, sites: Mapping[str, Site], ttl: float) -> None:
         self._grid, self._sites, self._ttl = grid, sites, ttl
         self.nodes = {name: site.node for name, site in sites.items() if site.node is not None}
-        self._settled = set(self.nodes.values())
-        self._rounds: Counter[int] = Counter()
+        """The node of each known site."""
+        self._resolved = set(self.nodes.values())
+        self._query_rounds: Counter[int] = Counter()
         self._queries: dict[str, int] = {}
-        self._sent: dict[int, float] = {}  # when whoever has not answered was asked
-        self.begin()
+        self._pending_since: dict[int, float] = {}
+        self.start_round()
 
-    def begin(self) -> None:
-        """Another round: what went wrong in the last one is forgotten."""
-        self._now: set[int] = set()
-        self._due: dict[int, float] = {}
+    def start_round(self) -> None:
+        """Forget the failures of the last round."""
+        self._asked: set[int] = set()
+        self._retry_at: dict[int, float] = {}
         self._pause: dict[int, float] = {}
 
-    def look(self) -> set[int]:
-        """The nodes that are there now. New ones are asked for their names, and whoever has answered is heard."""
-        there = list(self._grid.get_node_ids())
-        self._settled &= {*there, *self.nodes.values()}
-        for kept in (self._rounds, self._sent, self._due, self._pause):
-            for node in set(kept) - set(there):
-                del kept[node]
-        self._ask([node for node in there if self._may_ask(node)])
-        self._hear()
-        return set(there)
+    def poll(self) -> set[int]:
+        """Ask new nodes for their names, read the replies, and return the nodes that are online."""
+        online = list(self._grid.get_node_ids())
+        self._resolved &= {*online, *self.nodes.values()}
+        for by_node in (self._query_rounds, self._pending_since, self._retry_at, self._pause):
+            for node in set(by_node) - set(online):
+                del by_node[node]
+        self._ask([node for node in online if self._may_ask(node)])
+        self._read_replies()
+        return set(online)
 
-    def waiting(self, there: set[int]) -> bool:
-        """Whether somebody has been asked in this round and has said nothing yet."""
-        return bool(there & self._now & set(self._sent) - self._settled)
+    def has_pending(self, online: set[int]) -> bool:
+        """Return whether a node that was asked in this round has not replied yet."""
+        return bool(online & self._asked & set(self._pending_since) - self._resolved)
 
     def _may_ask(self, node: int) -> bool:
-        due = max(self._due.get(node, 0.0), self._sent.get(node, -math.inf) + SILENCE)
-        tried = node not in self._now and self._rounds[node] >= TRIES
-        return node not in self._settled and not tried and time.monotonic() >= due
+        due = max(self._retry_at.get(node, 0.0), self._pending_since.get(node, -math.inf) + QUERY_TIMEOUT)
+        given_up = node not in self._asked and self._query_rounds[node] >= MAX_QUERY_ROUNDS
+        return node not in self._resolved and not given_up and time.monotonic() >= due
 
     def _ask(self, nodes: list[int]) -> None:
         requests = [
@@ -139,90 +144,96 @@ class Names:
             for node in nodes
         ]
         sent: list[str | None] = list(self._grid.push_messages(requests)) if requests else []
-        self._rounds.update(set(nodes) - self._now)
-        self._now |= set(nodes)
+        self._query_rounds.update(set(nodes) - self._asked)
+        self._asked |= set(nodes)
         for node, query in zip(nodes, sent or [None] * len(nodes), strict=True):
             if query is None:  # it could not be sent
-                self._failed(node)
+                self._back_off(node)
                 continue
             self._queries[query] = node
-            self._sent[node] = time.monotonic()
+            self._pending_since[node] = time.monotonic()
 
-    def _hear(self) -> None:
+    def _read_replies(self) -> None:
         for reply in self._grid.pull_messages(list(self._queries)) if self._queries else ():
             node = self._queries.pop(reply.metadata.reply_to_message_id)
-            self._sent.pop(node, None)
+            self._pending_since.pop(node, None)
             if reply.has_error():
-                self._failed(node)
+                self._back_off(node)
                 continue
-            self._settled.add(node)
+            self._resolved.add(node)
             about = reply.content.config_records.get("about")
             name = "" if about is None else str(about.get("name", ""))
             if name in self._sites and name not in self.nodes:
                 self.nodes[name] = node
 
-    def _failed(self, node: int) -> None:
-        self._pause[node] = min(LATER, 2 * self._pause.get(node, POLL / 2))
-        self._due[node] = time.monotonic() + self._pause[node]
+    def _back_off(self, node: int) -> None:
+        """Double the pause before a node is asked again."""
+        self._pause[node] = min(LATER_PATIENCE, 2 * self._pause.get(node, POLL_SECONDS / 2))
+        self._retry_at[node] = time.monotonic() + self._pause[node]
 
 
-class OverFlower:
-    """Delivers a round's messages through Flower's grid, and waits for the answers until a deadline.
+class FlowerExchange:
+    """An exchange that delivers messages through Flower's grid, and waits for the replies until a deadline.
 
-    Before its first round the server waits for sites that are not there yet, up to `patience` seconds; later it waits a
-    moment.
+    Args:
+        grid: Flower's grid.
+        sites: the sites of the federation.
+        deadline: seconds that a round waits for replies.
+        patience: seconds that the first round waits for sites that are not online yet (default: the deadline). Later
+            rounds wait for `LATER_PATIENCE` at most.
     """
 
     def __init__(self, grid: Grid, sites: Mapping[str, Site], deadline: float, patience: float | None = None) -> None:
         self._grid, self._deadline = grid, deadline
         self._patience = deadline if patience is None else patience
-        self._names = Names(grid, sites, deadline)
-        self._nodes = self._names.nodes
+        self._directory = NodeDirectory(grid, sites, deadline)
         self._missed: set[str] = set()
-        self._met = False
+        self._first_round = True
 
-    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Answer]:
-        online = self._meet(messages)
-        known = {name: self._nodes[name] for name in messages if self._nodes.get(name) in online}
-        names = {node: name for name, node in known.items()}
-        requests = [self._message(messages[name], node) for name, node in known.items()]
+    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        online = self._wait_for_sites(messages)
+        nodes = self._directory.nodes
+        reachable = {name: nodes[name] for name in messages if nodes.get(name) in online}
+        names = {node: name for name, node in reachable.items()}
+        requests = [self._request(messages[name], node) for name, node in reachable.items()]
         self._missed |= set(messages)
         for reply in self._grid.send_and_receive(requests, timeout=self._deadline) if requests else ():
             name = names.get(reply.metadata.src_node_id)
             if name is not None:
                 self._missed.discard(name)
-                yield name, _read(reply)
+                yield name, _read_reply(reply)
 
-    def _message(self, message: Message, node: int) -> FlowerMessage:
+    def _request(self, message: Message, node: int) -> FlowerMessage:
         content, ttl = to_records(message), self._deadline
         return FlowerMessage(
             content=content, message_type="train", dst_node_id=node, group_id=str(message.round), ttl=ttl
         )
 
-    def _meet(self, wanted: Mapping[str, Message]) -> set[int]:
-        """The nodes that are there.
+    def _wait_for_sites(self, names: Mapping[str, Message]) -> set[int]:
+        """Wait for sites that are offline, and for new nodes that may be one of them; return the nodes online.
 
-        Waits for wanted sites that are not, and for new nodes that may be one; for a site that missed its last round
-        nobody waits.
+        A site that missed its last round is not waited for.
         """
-        until = time.monotonic() + (min(LATER, self._patience) if self._met else self._patience)
-        self._names.begin()
+        patience = self._patience if self._first_round else min(LATER_PATIENCE, self._patience)
+        until = time.monotonic() + patience
+        self._directory.start_round()
         while True:
-            online = self._names.look()
-            away = {name for name in wanted if self._nodes.get(name) not in online}
-            wait = away - self._missed or (away and self._names.waiting(online))
+            online = self._directory.poll()
+            offline = {name for name in names if self._directory.nodes.get(name) not in online}
+            wait = offline - self._missed or (offline and self._directory.has_pending(online))
             if not wait or time.monotonic() >= until:
-                self._met = True
+                self._first_round = False
                 return online
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
 
 
-def _read(reply: FlowerMessage) -> Message | Refused:
+def _read_reply(reply: FlowerMessage) -> Message | Refused:
+    """Return the upload of a reply, or its refusal with one of the known reasons."""
     if reply.has_error():
         return Refused("error")
-    about = reply.content.config_records.get(REFUSED)
-    if about is not None:
-        reason = str(about.get("reason"))
+    refusal = reply.content.config_records.get(REFUSED)
+    if refusal is not None:
+        reason = str(refusal.get("reason"))
         return Refused(reason if reason in REASONS else "error")
     try:
         return to_message(reply.content)
@@ -230,25 +241,33 @@ def _read(reply: FlowerMessage) -> Message | Refused:
         return refused
 
 
-def serve(place: Path, out: Path, grid: Grid, deadline: float, patience: float | None = None) -> None:
-    """All rounds that are left of a federation; a folder with rounds in it is gone on with."""
-    config, sites = read_federation(place)
-    torch_threads(config.threads)
-    source = declared(config, load(config.data, config.data_dir))
+def run_server(federation: Path, out: Path, grid: Grid, deadline: float, patience: float | None = None) -> None:
+    """Run the remaining rounds of a federation; a run that is in `out` is resumed.
+
+    Args:
+        federation: the agreed file.
+        out: the run folder.
+        grid: Flower's grid.
+        deadline: seconds that a round waits for replies.
+        patience: seconds that the first round waits for sites that are not online yet.
+    """
+    config, sites = read_federation(federation)
+    set_threads(config.threads)
+    source = with_declared_classes(config, load(config.data, config.data_dir))
     sizes = {name: site.records for name, site in sites.items()}
-    server = build_server(config, source, source.train, sizes)  # all of the server's records are public
-    used = server.strategy.public is not None or config.warm_start == "public"
-    federation = Federation(server, {}, source, {}, len(source.train) if used else 0)
+    server = build_server(config, source, source.train, sizes)  # all records of the server are public
+    uses_public = server.strategy.public is not None or config.warm_start == "public"
+    parts = Federation(server, {}, source, {}, len(source.train) if uses_public else 0)
     history = []
     if (out / "config.yaml").exists():
-        folder: RunFolder = (kept := KeptFolder(out))
-        history = kept.restore(config, federation)
+        folder: RunFolder = (saved := SavedRunFolder(out))
+        history = saved.restore(config, parts)
     else:
         folder = RunFolder(out)
-    folder.write("config.yaml", config.to_yaml().encode())  # what may change, such as more rounds, is the latest
-    exchange = AnswerLog(OverFlower(grid, sites, deadline, patience), out / ANSWERED)
-    exchange.tell(server)
-    go(config, federation, folder, history, False, exchange)
+    folder.write("config.yaml", config.to_yaml().encode())  # some settings may have changed, such as more rounds
+    exchange = UploadLog(FlowerExchange(grid, sites, deadline, patience), out / ANSWERED)
+    exchange.restore_counts(server)
+    run_remaining_rounds(config, parts, folder, history, False, exchange)
 
 
 server_app = ServerApp()
@@ -258,7 +277,7 @@ server_app = ServerApp()
 def _serve(grid: Grid, context: Context) -> None:
     settings = context.run_config
     times = (float(settings[name]) for name in ("deadline", "patience"))
-    serve(Path(str(settings["federation"])), Path(str(settings["out"])), grid, *times)
+    run_server(Path(str(settings["federation"])), Path(str(settings["out"])), grid, *times)
 
 
 # -- a site's side ---------------------------------------------------------------------------------
@@ -268,35 +287,37 @@ client_app = ClientApp()
 
 @client_app.query()
 def _name(request: FlowerMessage, context: Context) -> FlowerMessage:
+    """Reply with the name of the site."""
     about = ConfigRecord({"name": str(context.node_config.get("name", ""))})
     return FlowerMessage(content=RecordDict({"about": about}), reply_to=request)
 
 
 @client_app.train()
 def _train(request: FlowerMessage, context: Context) -> FlowerMessage:
-    """A round at a site. An error's text stays here: it could quote a record."""
+    """Run a round at a site. The text of an error stays at the site: it could quote a record."""
     try:
-        content = to_records(_answer(to_message(request.content), context.node_config))
+        content = to_records(_upload(to_message(request.content), context.node_config))
     except Exception as error:
-        _note(error, context.node_config)
-        content = RecordDict({REFUSED: ConfigRecord({"reason": reason_of(error).reason})})
+        _log_error(error, context.node_config)
+        content = RecordDict({REFUSED: ConfigRecord({"reason": refusal_for(error).reason})})
     return FlowerMessage(content=content, reply_to=request)
 
 
-def _answer(message: Message, node: Mapping[str, Any]) -> Message:
-    config, sites = read_federation(Path(str(node["federation"])))
-    torch_threads(config.threads)
-    place, known = node.get("ledger"), node.get("data-id")
-    return answer(
-        config, sites, str(node["name"]), str(node["data"]), Path(str(node["state"])), message,
-        ledger=None if place is None else Path(str(place)), dataset=None if known is None else str(known),
+def _upload(message: Message, node_config: Mapping[str, Any]) -> Message:
+    """Return the site's upload for a message of the server."""
+    config, sites = read_federation(Path(str(node_config["federation"])))
+    set_threads(config.threads)
+    ledger, dataset = node_config.get("ledger"), node_config.get("data-id")
+    return run_site_round(
+        config, sites, str(node_config["name"]), str(node_config["data"]), Path(str(node_config["state"])), message,
+        ledger=None if ledger is None else Path(str(ledger)), dataset=None if dataset is None else str(dataset),
     )  # fmt: skip
 
 
-def _note(error: Exception, node: Mapping[str, Any]) -> None:
-    """For the site's own eyes."""
-    if "state" in node:
-        state = Path(str(node["state"]))
+def _log_error(error: Exception, node_config: Mapping[str, Any]) -> None:
+    """Append an error to the site's own log."""
+    if "state" in node_config:
+        state = Path(str(node_config["state"]))
         state.mkdir(parents=True, exist_ok=True)
         with (state / "errors.log").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {type(error).__name__}: {error}\n")

@@ -1,1 +1,1 @@
-"""A federation simulated on one machine, from its settings to its statement."""
+"""Run a federation from its settings, with its run folder, its statement and its entries in the ledger."""

@@ -1,4 +1,4 @@
-"""A federated run from its config, the folder it leaves behind, and how it goes on after a kill."""
+"""Run a federation from its settings, write its run folder, and resume it after an interruption."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
 from gnomon.accounting import digits
-from gnomon.federated.deployment.answers import ANSWERED
+from gnomon.federated.builders import Federation, build_federation
 from gnomon.federated.message import Arrays, array_bytes
-from gnomon.federated.rounds import Exchange, InProcess, RoundFailed, rounds
+from gnomon.federated.rounds import Exchange, InProcess, RoundFailed, run_rounds
 from gnomon.federated.server import RoundResult, Server
-from gnomon.federated.simulation.ledger_entries import LEDGER, Entries
-from gnomon.federated.simulation.saved import ASKED, METRICS, RECORDS, STATE, KeptFolder, marks, state_of, terms
-from gnomon.federated.simulation.setup import Federation, build
+from gnomon.federated.simulation.ledger_entries import LEDGER, LedgerEntries
+from gnomon.federated.simulation.saved import (
+    ANSWERED,
+    ASKED,
+    METRICS,
+    RECORDS,
+    STATE,
+    SavedRunFolder,
+    client_record_hashes,
+    round_costs,
+    serialise_state,
+)
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger, Total
 from gnomon.ledger.ledger import new_ledger_notice
@@ -39,22 +48,26 @@ from gnomon.validate import whole
 
 REFUSED = "refused.jsonl"
 FILES = (STATE, ASKED, ANSWERED, RECORDS, REFUSED, LEDGER, "bytes.md")
-COUNTED = "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
-ELSEWHERE = "What other runs on a site's records have cost is known to the site alone: see its statement and ledger."
+SIZES_FROM_RECORDS = (
+    "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
+)
+SITES_KEEP_TOTALS = (
+    "Only a site knows what other runs on its records have cost: see the site's own statement and ledger."
+)
 
 
 @dataclass
 class FederatedRun:
-    """What a run gave, and where its files are."""
+    """The result of a run."""
 
     history: list[Metrics]
     statement: Statement
     federation: Federation
     folder: Path
     stopped: str
-    """"finished", "interrupted", or "budget" if nobody could pay for a further round before the last one."""
+    """`finished`, `interrupted`, or `budget` if no client could pay for a further round before the last one."""
     total: Total | None = None
-    """What all runs on a client's records have cost together, of the client that paid the most. For the data holder."""
+    """The ledger's total for the client that paid the most, over all runs on its records. For the data holder only."""
 
 
 def federate(
@@ -66,179 +79,207 @@ def federate(
     ledger: Ledger | None = None,
     dataset: str | None = None,
 ) -> FederatedRun:
-    """Run all rounds in this process; leave config, metrics, model, statement, traffic and picture in `out`.
+    """Run all rounds in this process, and write config, metrics, model, statement, traffic and a figure to `out`.
 
-    With a ledger each client's rounds are counted there, together with all other runs on its records. With a `dataset`
-    all clients count for the data set of that name together: more than any record has paid, never less.
+    Args:
+        config: the settings.
+        out: the run folder.
+        overwrite: replace a run that is in the folder.
+        progress: show a progress bar.
+        ledger: the ledger that counts each client's rounds, together with all other runs on its records.
+        dataset: the declared name of the data set in the ledger. All clients are then counted for it together, which
+            is at least what any record has paid.
 
     >>> import tempfile
     >>> config = FederateConfig(method="fedavg", rounds=1, noise_multiplier=2.0)
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     run = federate(config, Path(place) / "run", progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = federate(config, Path(folder) / "run", progress=False)
     ...     (run.folder / "bytes.md").read_text().splitlines()[0]
     '| a client and round | down, bytes | up, bytes |'
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
-    entries = Entries.new(config, ledger, dataset)
-    federation = build(config, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
+    entries = LedgerEntries.new(config, ledger, dataset)
+    federation = build_federation(config, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
     for client in federation.clients.values():
-        client.trainer.check(client.data)  # before anything of an earlier run is touched
+        client.trainer.check(client.data)  # before any file of an earlier run is touched
         client.ledger_session.admit(client.data)
     folder = RunFolder(out, overwrite)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     folder.write("config.yaml", config.to_yaml().encode())
-    folder.write(RECORDS, json.dumps(marks(federation)).encode())
-    entries.remember(folder)
-    return go(config, federation, folder, [], progress, entries=entries)
+    folder.write(RECORDS, json.dumps(client_record_hashes(federation)).encode())
+    entries.save(folder)
+    return run_remaining_rounds(config, federation, folder, [], progress, entries=entries)
 
 
 def resume(out: Path, *, progress: bool = True, ledger: Ledger | None = None) -> FederatedRun:
-    """Go on after the last round that ended. A round that was cut short was paid for, and stays paid for.
+    """Resume a run after its last round that ended. A round that was interrupted has been paid for, and stays paid.
 
-    The ledger is the one that the run began with, unless another place is named.
+    Args:
+        out: the run folder.
+        progress: show a progress bar.
+        ledger: the run's ledger, if it moved.
     """
     config = FederateConfig.from_dict(read_yaml(out / "config.yaml"))
-    folder = KeptFolder(out)
-    entries = Entries.of(config, folder, ledger)
-    left = folder.left(config)
-    federation = build(config, left=left, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
+    folder = SavedRunFolder(out)
+    entries = LedgerEntries.of_saved_run(config, folder, ledger)
+    federation = build_federation(
+        config,
+        remaining_rounds=folder.remaining_rounds(config),
+        ledger=entries.ledger,
+        label=entries.label,
+        dataset=entries.dataset,
+    )
     for client in federation.clients.values():
-        client.ledger_session.identify(
-            client.data
-        )  # also of clients that take no further step the statement has the total
-    return go(config, federation, folder, folder.restore(config, federation), progress, entries=entries)
+        # the statement has the totals of all clients, also of those that take no further step
+        client.ledger_session.identify(client.data)
+    history = folder.restore(config, federation)
+    return run_remaining_rounds(config, federation, folder, history, progress, entries=entries)
 
 
-def go(
+def run_remaining_rounds(
     config: FederateConfig,
     federation: Federation,
     folder: RunFolder,
     history: list[Metrics],
     progress: bool,
     exchange: Exchange | None = None,
-    entries: Entries | None = None,
+    entries: LedgerEntries | None = None,
 ) -> FederatedRun:
-    """Run what is left, keeping everything on disk after each round; by default with the clients in this process."""
+    """Run the remaining rounds, and save everything after each.
+
+    Args:
+        config: the settings.
+        federation: the federation.
+        folder: the run folder.
+        history: the metrics of earlier rounds.
+        progress: show a progress bar.
+        exchange: delivers the messages (default: to the clients in this process).
+        entries: the run's entries in the ledger.
+
+    Raises:
+        RoundFailed: no upload was accepted in a round. The results of the rounds before it have been written.
+    """
     server = federation.server
 
-    def asked(number: int, names: Sequence[str]) -> None:
-        """On disk before any client draws noise: a crash may count a round too many, never one too few."""
-        _add(folder, ASKED, {"round": number, "clients": terms(server, names)})
+    def record_asked(number: int, names: Sequence[str]) -> None:
+        # on disk before any client draws noise: after a crash a round may be counted too much, never too little
+        _append_durably(folder, ASKED, {"round": number, "clients": round_costs(server, names)})
 
-    def ended(how: RoundResult) -> None:
-        """Who was refused, and why, by name."""
-        for name, why in how.refused.items():
-            folder.append(REFUSED, json.dumps({"round": how.round, "client": name, "why": why}))
+    def record_refused(result: RoundResult) -> None:
+        for name, why in result.refused.items():
+            folder.append(REFUSED, json.dumps({"round": result.round, "client": name, "why": why}))
 
-    stopped, failed, reached = "finished", None, _weights(server)
+    stopped, failure, weights = "finished", None, _model_state(server)
     with (
         StopRequest() as stop,
         tqdm(total=server.rounds, initial=server.round, unit="round", disable=not progress, desc=config.method,
              dynamic_ncols=True) as bar,
     ):  # fmt: skip
         try:
-            for record in rounds(
+            for metrics in run_rounds(
                 server,
                 exchange or InProcess(federation.clients),
                 validation=federation.source.test,
                 heldout=federation.heldout,
                 delta=config.target_delta,
-                on_begin=asked,
-                on_end=ended,
+                on_begin=record_asked,
+                on_end=record_refused,
             ):
-                history.append(record)
-                reached = _weights(server)
-                _add(folder, METRICS, plain(record))  # before the state: a line too many is dropped, a gap would stay
-                folder.write(STATE, state_of(federation).to_bytes())
+                history.append(metrics)
+                weights = _model_state(server)
+                # before the state: a surplus line is dropped when the run is resumed, a gap would stay
+                _append_durably(folder, METRICS, plain(metrics))
+                folder.write(STATE, serialise_state(federation))
                 if entries is not None:
-                    entries.remember(folder)
+                    entries.save(folder)
                 bar.update()
-                bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=digits(record["epsilon"]))
+                bar.set_postfix(accuracy=f"{metrics['validation/accuracy']:.3f}", epsilon=digits(metrics["epsilon"]))
                 if stop.requested:
                     stopped = "interrupted"
                     break
-        except RoundFailed as error:  # what was reached before is kept, without what a failed round moved
-            server.model.load_state_dict(reached)
-            if error.spent and history:
+        except RoundFailed as error:
+            server.model.load_state_dict(weights)  # without the noise that a failed round may have added
+            if error.exhausted and history:
                 stopped = "budget"
             else:
-                failed = error
+                failure = error
     for client in federation.clients.values():
         client.ledger_session.stop()
-    if failed is not None and not history:
-        raise failed
-    statement = _write(config, federation, folder, history, entries)
-    if failed is not None:
-        raise failed
-    return FederatedRun(history, statement, federation, folder.path, stopped, _worst_total(config, federation))
+    if failure is not None and not history:
+        raise failure
+    statement = _write_results(config, federation, folder, history, entries)
+    if failure is not None:
+        raise failure
+    return FederatedRun(history, statement, federation, folder.path, stopped, _largest_total(config, federation))
 
 
-def _add(folder: RunFolder, name: str, values: Mapping[str, Any]) -> None:
-    """Add a line to a file; on disk when this returns."""
+def _append_durably(folder: RunFolder, name: str, values: Mapping[str, Any]) -> None:
+    """Append a line of JSON to a file; it is on disk when this returns."""
     with (folder.path / name).open("a") as file:
         file.write(json.dumps(values) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _write(
+def _write_results(
     config: FederateConfig,
     federation: Federation,
     folder: RunFolder,
     history: list[Metrics],
-    entries: Entries | None = None,
+    entries: LedgerEntries | None = None,
 ) -> Statement:
+    """Write model, statement, traffic and figure, and return the statement."""
     server = federation.server
-    folder.write("model.safetensors", safetensors_bytes(_weights(server), {"format": "pt"}))
-    private = config.insecure_noise_seed is None
-    notes = [] if federation.clients else [ELSEWHERE]
+    folder.write("model.safetensors", safetensors_bytes(_model_state(server), {"format": "pt"}))
+    private_noise = config.insecure_noise_seed is None
+    caveats = [] if federation.clients else [SITES_KEEP_TOTALS]
     if federation.clients and is_own(config.data):
-        notes.append(COUNTED)
+        caveats.append(SIZES_FROM_RECORDS)
     if federation.clients and federation.source.counted:
-        notes.append(CLASSES_COUNTED)
+        caveats.append(CLASSES_COUNTED)
     if entries is not None and entries.ledger is not None and entries.began_ledger():
-        notes.append(f"{new_ledger_notice(entries.ledger.path.name)}.")
+        caveats.append(f"{new_ledger_notice(entries.ledger.path.name)}.")
     ledger = _ledger_note(config, federation)
-    statement = federated_statement(config, server, private, federation.public, ledger, notes)
+    statement = federated_statement(config, server, private_noise, federation.public, ledger, caveats)
     statement = dataclasses.replace(statement, files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
-    folder.write("bytes.md", traffic(federation, history).encode())
+    folder.write("bytes.md", traffic_table(federation, history).encode())
     from gnomon.figures.curve import training_curve  # noqa: PLC0415  # loads matplotlib
 
     training_curve(history, f"{config.method} on {config.data}", folder.path / "curve.png", "round")
     return statement
 
 
-def _weights(server: Server) -> Arrays:
-    """A copy of the global model."""
+def _model_state(server: Server) -> Arrays:
+    """Return a copy of the global model's state."""
     return {name: value.detach().cpu().contiguous().clone() for name, value in server.model.state_dict().items()}
 
 
-def _worst_total(config: FederateConfig, federation: Federation) -> Total | None:
-    """What all runs on a client's records have cost together: that of the client whose records paid the most."""
+def _largest_total(config: FederateConfig, federation: Federation) -> Total | None:
+    """Return the ledger's total for the client whose records paid the most, over all runs on them."""
     totals = [client.ledger_session.total(config.target_delta) for client in federation.clients.values()]
     return max((total for total in totals if total is not None), key=lambda total: total.counted, default=None)
 
 
 def _ledger_note(config: FederateConfig, federation: Federation) -> dict[str, Any] | None:
-    """What the statement says about the ledger: of the first client that is entered there, or else recognised.
+    """Return the ledger's note in the statement: that of the first client with a run in the ledger.
 
-    Not of the one that paid the most: where parts are recognised by content, a record could decide which one that is.
-    Under a declared name all of them have the same total.
+    It is not that of the client that paid the most: where records are recognised by content, a single record could
+    decide which client that is. Under a declared name all clients have the same total.
     """
-    known = [client.ledger_session for client in federation.clients.values() if client.ledger_session.identified]
-    ledger_session = next((one for one in known if one.run), next(iter(known), None))
-    return None if ledger_session is None else ledger_note(ledger_session, config.target_delta)
+    sessions = [client.ledger_session for client in federation.clients.values() if client.ledger_session.identified]
+    session = next((session for session in sessions if session.run), next(iter(sessions), None))
+    return None if session is None else ledger_note(session, config.target_delta)
 
 
-def traffic(federation: Federation, history: Sequence[Metrics]) -> str:
-    """A table of what one client sends and gets in a round, beside FedAvg's."""
+def traffic_table(federation: Federation, history: Sequence[Metrics]) -> str:
+    """Return a Markdown table of a client's traffic in a round, beside that of FedAvg."""
     server = federation.server
     asked = [row.get("asked", row["accepted"] + row["refused"]) for row in history]
-    whole_model = array_bytes(server.weights)
+    model_bytes = array_bytes(server.weights)
     later = slice(1, None) if len(history) > 1 else slice(None)
     down = sum(row["bytes/down"] for row in history[later]) / max(1, sum(asked[later]))
     up = sum(row["bytes/up"] for row in history) / max(1, sum(row["accepted"] for row in history))
@@ -248,9 +289,9 @@ def traffic(federation: Federation, history: Sequence[Metrics]) -> str:
         "|---|---|---|",
         f"| {server.strategy.name} | {down:,.0f} | {up:,.0f} |",
         f"| {server.strategy.name}, first round | {first:,.0f} | {up:,.0f} |",
-        f"| the whole model both ways (fedavg) | {whole_model:,} | {whole_model:,} |",
+        f"| the whole model both ways (fedavg) | {model_bytes:,} | {model_bytes:,} |",
         "",
         f"All rounds and clients: {sum(row['bytes/down'] for row in history):,} bytes down, "
-        f"{sum(row['bytes/up'] for row in history):,} up. Payload without the protocol's own bytes.",
+        f"{sum(row['bytes/up'] for row in history):,} up. Payload, without the protocol's overhead.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What a federated run keeps on disk to go on, and the checks that it is still the same run."""
+"""The files with which a federated run resumes, and the checks that the resumed run is still the same run."""
 
 from __future__ import annotations
 
@@ -8,163 +8,165 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gnomon.data import Records, fingerprints
-from gnomon.errors import SettingError
-from gnomon.federated.private_mean import PrivateMean
+from gnomon.errors import DataError, SettingError
+from gnomon.federated.builders import Federation, client_names, rounds_per_client
 from gnomon.federated.server import Server
-from gnomon.federated.simulation.setup import Federation, names, participations
-from gnomon.federated.state import PersistentState
+from gnomon.federated.state import ClientState, ServerState, Tree, load_tree, save_tree
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import RunFolder
 from gnomon.training.metrics import Metrics
 
-STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
+STATE, METRICS = "state.safetensors", "metrics.jsonl"
+ASKED = "asked.jsonl"
+"""The clients that got a message in each round, and what the round cost them; written before any message is sent."""
+ANSWERED = "answered.jsonl"
+"""The uploads that the server of a deployment received; written before it looks at them."""
 RECORDS = "unprotected-records.json"
-"""A mark of each client's records. For the data holder only: who knows all records but one could try the last."""
+"""A hash of each client's records. For the data holder only: with all records but one, the last one can be guessed."""
 
-PARTS = "data, private, public, partition, split-seed, clients and holdout decide them"
-ELSE = "put them back, or begin in another folder"
+RECORD_SETTINGS = "data, private, public, partition, split-seed, clients and holdout"
+RESTORE = "Restore the settings, or begin in another folder."
 
 
-class KeptFolder(RunFolder):
-    """The folder of a run that goes on.
+class SavedRunFolder(RunFolder):
+    """The folder of a run that is resumed.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     KeptFolder(Path(place)).left(FederateConfig(clients=2, rounds=5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     SavedRunFolder(Path(folder)).remaining_rounds(FederateConfig(clients=2, rounds=5))
     {'client-0': 5, 'client-1': 5}
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._asked = [json.loads(line) for line in _lines(path / ASKED)]
+        self._asked = [json.loads(line) for line in _complete_lines(path / ASKED)]
         if not all(isinstance(entry, dict) and isinstance(entry.get("clients"), dict) for entry in self._asked):
-            raise SettingError(
-                str(path / ASKED),
-                "a file of another version",
-                "one of this version, which says what each round cost; begin in another folder",
-            )
-        self._state = (
-            PersistentState.from_bytes((path / STATE).read_bytes()) if (path / STATE).exists() else PersistentState()
-        )
-        self._ended = int(self._state.numbers.get("server|round", 0))
+            raise DataError(path / ASKED, "does not say what each round cost", "begin in another folder")
+        self._state: Tree | None = load_tree((path / STATE).read_bytes()) if (path / STATE).exists() else None
+        self._ended = 0 if self._state is None else int(self._state["server"]["round"])
 
-    def left(self, config: FederateConfig) -> dict[str, int]:
-        """In how many more rounds each client may take part.
+    def remaining_rounds(self, config: FederateConfig) -> dict[str, int]:
+        """Return the number of further rounds in which each client may take part.
 
-        Noise that was worked out for a target pays for as many as were planned, and a lost round is one of them. A
-        target beside the noise, and one for whole clients, are kept by the server's own accounts.
+        Noise that was calibrated to a target pays for the planned number of rounds, and a lost round is one of them.
+        The server's own accounts enforce a target beside a noise multiplier, and a target for whole clients.
         """
-        clients = names(config)
-        left = participations(config, clients, after=self._ended)
+        clients = client_names(config)
+        remaining = rounds_per_client(config, clients, after=self._ended)
         if config.noise_multiplier is not None or config.unit == "client":
-            return left
+            return remaining
         asked = [name for entry in self._asked for name in entry["clients"]]
-        planned = participations(config, clients)
-        return {name: min(left[name], planned[name] - asked.count(name)) for name in clients}
+        planned = rounds_per_client(config, clients)
+        return {name: min(remaining[name], planned[name] - asked.count(name)) for name in clients}
 
     def restore(self, config: FederateConfig, federation: Federation) -> list[Metrics]:
-        """Put everything back, charge every round that anybody was asked in, and give the history.
+        """Restore the state, charge every round in which a client was asked, and return the metrics so far.
 
-        Settings under which those rounds would have cost something else, or other records, are refused.
+        Raises:
+            SettingError: under the present settings past rounds would have cost something else, a client's records
+                have changed, or the model is another one.
         """
-        self._same_records(federation)
-        self._same_terms(federation.server)
-        _restore(config, federation, self._state)
+        self._check_records(federation)
+        self._check_costs(federation.server)
+        if self._state is not None:
+            _restore_state(config, federation, self._state)
+        private_mean = federation.server.strategy.private_mean
         for entry in self._asked:
-            if isinstance(federation.server.strategy.aggregate, PrivateMean):
-                federation.server.strategy.aggregate.account.charge()
+            if private_mean is not None:
+                private_mean.account.charge()
             for name in entry["clients"]:
-                federation.server.members[name].account.charge(config.steps_per_round)
-        # without a line that was cut short, which the next one would be written behind
+                federation.server.profiles[name].account.charge(config.steps_per_round)
+        # rewritten, because the last line may be incomplete and the next one would be appended to it
         self.write(ASKED, "".join(json.dumps(entry) + "\n" for entry in self._asked).encode())
-        rows = [json.loads(line) for line in _lines(self.path / METRICS)]
+        rows = [json.loads(line) for line in _complete_lines(self.path / METRICS)]
         history: list[Metrics] = [row for row in rows if row["round"] <= self._ended]
         self.write(METRICS, "".join(json.dumps(row) + "\n" for row in history).encode())
         return history
 
-    def _same_records(self, federation: Federation) -> None:
-        """A record that moved to another client would have taken part in more rounds than any client was asked in."""
-        if not federation.clients:  # they are elsewhere, and know it themselves
+    def _check_records(self, federation: Federation) -> None:
+        """Refuse changed records: a record that moved to another client may be in more rounds than any client."""
+        if not federation.clients:  # the clients of a deployment check their own records
             return
-        now, path = marks(federation), self.path / RECORDS
+        current, path = client_record_hashes(federation), self.path / RECORDS
         if self._asked:
             if not path.exists():
-                raise SettingError(
-                    str(path), "not there", "the file that the run left there, or begin in another folder"
-                )
-            then = json.loads(path.read_text())
-            for name in sorted({*then, *now}):
-                if now.get(name) != then.get(name):
-                    allowed = f"those of the rounds so far: {PARTS}; {ELSE}"
-                    raise SettingError(f"the records of {name}", "other ones", allowed)
-        self.write(RECORDS, json.dumps(now).encode())
+                raise DataError(path, "is missing", "restore it, or begin in another folder")
+            saved = json.loads(path.read_text())
+            for name in sorted({*saved, *current}):
+                if current.get(name) != saved.get(name):
+                    message = (
+                        f"the records of {name} have changed since the first round; {RECORD_SETTINGS} decide them."
+                    )
+                    raise SettingError.with_message(f"{message} {RESTORE}")
+        self.write(RECORDS, json.dumps(current).encode())
 
-    def _same_terms(self, server: Server) -> None:
+    def _check_costs(self, server: Server) -> None:
+        """Refuse settings under which a past round would have cost something else."""
         for entry in self._asked:
-            now = terms(server, list(entry["clients"]))
-            for name, then in entry["clients"].items():
-                if now.get(name) != then:
-                    allowed = f"{then}, as in round {entry['round']}: {ELSE}"
-                    raise SettingError(f"the settings of {name}", now.get(name, "not there"), allowed)
+            current = round_costs(server, list(entry["clients"]))
+            for name, saved in entry["clients"].items():
+                if current.get(name) != saved:
+                    raise SettingError.with_message(
+                        f"round {entry['round']} cost {name}: {saved}; under the present settings it would have cost: "
+                        f"{current.get(name, 'nothing, since there is no such client')}. {RESTORE}"
+                    )
 
 
-def terms(server: Server, names: Sequence[str]) -> dict[str, str]:
-    """What a round costs each of these clients, in words: the same for the same cost."""
-    mean = server.strategy.aggregate
-    shared = f", for whole clients noise {mean.account.noise_multiplier!r}" if isinstance(mean, PrivateMean) else ""
-    return {name: server.members[name].terms + shared for name in names if name in server.members}
+def round_costs(server: Server, names: Sequence[str]) -> dict[str, str]:
+    """Return a description of what a round costs each client; equal costs have equal descriptions."""
+    mean = server.strategy.private_mean
+    shared = "" if mean is None else f", for whole clients noise {mean.account.noise_multiplier!r}"
+    return {name: server.profiles[name].round_cost + shared for name in names if name in server.profiles}
 
 
-def marks(federation: Federation) -> dict[str, str]:
-    """A mark of the records of each client in this process."""
-    return {name: mark(client.data) for name, client in federation.clients.items()}
+def client_record_hashes(federation: Federation) -> dict[str, str]:
+    """Return a hash of the records of each client in this process."""
+    return {name: records_hash(client.data) for name, client in federation.clients.items()}
 
 
-def mark(records: Records) -> str:
-    """The same for the same inputs, in any order.
+def records_hash(records: Records) -> str:
+    """Return a hash of the records' inputs that does not depend on their order.
 
     >>> import torch
     >>> records = Records(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
-    >>> mark(records) == mark(records[torch.tensor([1, 0])]), mark(records) == mark(records[:1])
-    (True, False)
+    >>> records_hash(records) == records_hash(records[torch.tensor([1, 0])])
+    True
+    >>> records_hash(records) == records_hash(records[:1])
+    False
     """
     return hashlib.blake2b(b"".join(sorted(fingerprints(records))), digest_size=16).hexdigest()
 
 
-def state_of(federation: Federation) -> PersistentState:
-    """Everything that a resumed run needs, in one file."""
-    state = PersistentState({"server/weights": dict(federation.server.model.state_dict())})
-    for owner, persistent in _owners(federation).items():
-        state.arrays |= {f"{owner}/{group}": arrays for group, arrays in persistent.arrays.items()}
-        state.numbers |= {f"{owner}|{name}": value for name, value in persistent.numbers.items()}
-    return state
+def serialise_state(federation: Federation) -> bytes:
+    """Return the content of the state file: the global model, the server's state and the clients' states."""
+    return save_tree(
+        {
+            "weights": dict(federation.server.model.state_dict()),
+            "server": federation.server.state.to_tree(),
+            "clients": {name: client.state.to_tree() for name, client in federation.clients.items()},
+        }
+    )
 
 
-def _owners(federation: Federation) -> dict[str, PersistentState]:
-    return {"server": federation.server.persistent} | {name: one.persistent for name, one in federation.clients.items()}
-
-
-def _restore(config: FederateConfig, federation: Federation, state: PersistentState) -> None:
-    if not state.arrays:
-        return
-    server, owners = federation.server, _owners(federation)
-    kept = state.arrays["server/weights"]
+def _restore_state(config: FederateConfig, federation: Federation, tree: Tree) -> None:
+    server = federation.server
     shapes = {name: value.shape for name, value in server.model.state_dict().items()}
-    if shapes != {name: value.shape for name, value in kept.items()}:
-        raise SettingError("model", config.model, f"the model of the rounds so far, by model, data and classes: {ELSE}")
-    server.model.load_state_dict(kept)
-    for key, arrays in state.arrays.items():
-        owner, _, group = key.partition("/")
-        if key != "server/weights":
-            owners[owner].arrays[group] = arrays
-    for key, value in state.numbers.items():
-        owner, _, name = key.partition("|")
-        owners[owner].numbers[name] = value
-    server.round = int(server.persistent.numbers["round"])
+    if shapes != {name: value.shape for name, value in tree["weights"].items()}:
+        raise SettingError.with_message(
+            f"model = {config.model!r} is not the model of the rounds so far, which model, data and classes decide. "
+            f"{RESTORE}",
+            name="model",
+            value=config.model,
+        )
+    server.model.load_state_dict(tree["weights"])
+    server.state = ServerState.from_tree(tree["server"])
+    for name, client in tree["clients"].items():
+        federation.clients[name].state = ClientState.from_tree(client)
+    server.round = server.state.round
 
 
-def _lines(path: Path) -> list[str]:
-    """The complete lines of a file; one that a kill cut short does not count, nor does a missing file."""
+def _complete_lines(path: Path) -> list[str]:
+    """Return the complete lines of a file, without a last one that was cut short; none if the file is missing."""
     if not path.exists():
         return []
     return [line for line in path.read_text().split("\n")[:-1] if line]

@@ -1,4 +1,4 @@
-"""The privacy statement of a federated run: the worst client's, and who learns what."""
+"""The privacy statement of a federated run: that of the client with the largest epsilon, and who learns what."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from gnomon.runs.federate_config import FederateConfig
 from gnomon.statement.statement import NOT_COVERED, Statement
 from gnomon.text import counted
 
-LEARNS = (
-    "The server sees each client's upload of each round, not only their sum; the guarantee holds towards it.",
-    "Everybody who gets the global model, and every other client, is covered by the same guarantee.",
-    "Who takes part in a round is public: client sampling is not counted as protection.",
-    "That a client has data at all, and its declared size, are not hidden. One record is protected, not a client.",
-    "Records of one person that are held by several clients add up: the guarantee is for one record of one client.",
+RECORD_SCOPE = (
+    "The server sees each client's upload of each round, not only their sum; the guarantee holds against the server.",
+    "The same guarantee holds against the other clients and everybody else who gets the global model.",
+    "The clients that take part in a round are public: client sampling is not counted as protection.",
+    "It is not hidden that a client has data, nor its declared size. One record is protected, not a whole client.",
+    "If several clients hold records of one person, their costs add up: the guarantee is for one record of one client.",
 )
+"""What a guarantee for records covers and does not cover in a federation."""
+
+CLIENT_SCOPE = (
+    "The server sees every client's change without noise: it must be trusted, and so must its link to the clients.",
+    "The guarantee holds against the other clients and everybody else who gets the global model.",
+    "The clients selected in a round are public, and every client is counted as if it had been selected in all rounds.",
+)
+"""What a guarantee for whole clients covers and does not cover."""
 
 
 def federated_statement(
@@ -28,66 +36,64 @@ def federated_statement(
     private_noise: bool,
     public: int,
     ledger: dict[str, Any] | None = None,
-    more: Sequence[str] = (),
+    caveats: Sequence[str] = (),
 ) -> Statement:
-    """The statement for the rounds so far: that of the client whose records pay the most.
+    """Return the statement for the rounds so far, with the largest epsilon of any client.
 
-    `ledger` is what all runs on a client's records have cost together, also that of the client that paid the most.
-    `more` are further caveats.
+    Args:
+        config: the settings.
+        server: the server.
+        private_noise: whether the noise came from a secure source.
+        public: the number of public records.
+        ledger: the ledger's note, if the run is counted in one.
+        caveats: further caveats.
     """
-    if isinstance(server.strategy.aggregate, PrivateMean):
-        return _for_clients(config, server, server.strategy.aggregate, private_noise, public, ledger, more)
-    known: dict[tuple[str, float, int], Epsilon] = {}
-    spent: dict[str, Epsilon] = {}
-    for name, member in server.members.items():
-        account = member.account
+    if server.strategy.private_mean is not None:
+        return _client_statement(config, server, server.strategy.private_mean, private_noise, public, ledger, caveats)
+    computed: dict[tuple[str, float, int], Epsilon] = {}
+    epsilons: dict[str, Epsilon] = {}
+    for name, profile in server.profiles.items():
+        account = profile.account
         key = account.sampler.name, account.noise_multiplier, account.steps
-        if key not in known:
-            known[key] = account.epsilon(config.target_delta)
-        spent[name] = known[key]
-    worst = max(spent, key=lambda name: float(spent[name]))
-    least = min(map(float, spent.values()))
-    reach = server.members[worst].reach
+        if key not in computed:
+            computed[key] = account.epsilon(config.target_delta)
+        epsilons[name] = computed[key]
+    worst = max(epsilons, key=lambda name: float(epsilons[name]))
+    smallest = min(map(float, epsilons.values()))
+    bounds = server.profiles[worst].bounds
     rounds = counted(server.round, "round")
     notes = [
-        f"This is the largest of {len(spent)} clients' epsilons, that of {worst}; the smallest is {digits(least)}.",
-        f"A client is charged when it is asked, whether its answer comes or not: {rounds} so far.",
-        *more,
+        f"This is the largest epsilon of {len(epsilons)} clients, that of {worst}; the smallest is {digits(smallest)}.",
+        f"A client is charged when the server asks it, whether its upload arrives or not: {rounds} so far.",
+        *caveats,
     ]
     if public:
         notes.append(f"{public} records were used as public and are NOT protected; they are sent to every client.")
-    found = Statement.of(
-        spent[worst],
+    statement = Statement.of(
+        epsilons[worst],
         method=server.strategy.describe(),
-        max_grad_norm=reach.max_grad_norm,
-        expected_batch_size=reach.expected_batch_size,
+        max_grad_norm=bounds.max_grad_norm,
+        expected_batch_size=bounds.expected_batch_size,
         private_noise=private_noise,
         notes=notes,
         ledger=ledger,
-        account=server.members[worst].account,
+        account=server.profiles[worst].account,
     )
-    return dataclasses.replace(found, unit="one record of one client", not_covered=(*LEARNS, *NOT_COVERED))
+    return dataclasses.replace(statement, unit="one record of one client", not_covered=(*RECORD_SCOPE, *NOT_COVERED))
 
 
-TRUSTS = (
-    "The server sees every client's change without noise: it must be trusted, and so must its link to the clients.",
-    "Everybody who gets the global model, other clients included, is covered.",
-    "Who is asked in a round is public, and every client is counted as if it had been asked in all of them.",
-)
-
-
-def _for_clients(
+def _client_statement(
     config: FederateConfig,
     server: Server,
     mean: PrivateMean,
     private_noise: bool,
     public: int,
     ledger: dict[str, Any] | None,
-    more: Sequence[str],
+    caveats: Sequence[str],
 ) -> Statement:
-    """The statement where a whole client is protected, by noise that the server adds."""
-    notes = [*([f"{public} records were used as public and are NOT protected."] if public else []), *more]
-    found = Statement.of(
+    """Return the statement of a run that protects whole clients by noise that the server adds."""
+    notes = [*([f"{public} records were used as public and are NOT protected."] if public else []), *caveats]
+    statement = Statement.of(
         mean.account.epsilon(config.target_delta),
         method=server.strategy.describe(),
         max_grad_norm=mean.max_norm,
@@ -97,4 +103,5 @@ def _for_clients(
         ledger=ledger,
         account=mean.account,
     )
-    return dataclasses.replace(found, unit="one client with all its records", not_covered=(*TRUSTS, *NOT_COVERED))
+    unit = "one client with all its records"
+    return dataclasses.replace(statement, unit=unit, not_covered=(*CLIENT_SCOPE, *NOT_COVERED))

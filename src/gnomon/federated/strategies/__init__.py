@@ -1,20 +1,20 @@
-"""The parts that strategies are made of."""
+"""The components that strategies are composed of."""
 
 from gnomon.federated.strategies.component import Component, LocalRound, RoundOutcome
-from gnomon.federated.strategies.control_variates import Controls
-from gnomon.federated.strategies.fairness import FairClip, FairPace, Losses
-from gnomon.federated.strategies.moon import Moon
-from gnomon.federated.strategies.proximal import Blur, Prox
+from gnomon.federated.strategies.contrastive import Moon
+from gnomon.federated.strategies.control_variates import ControlVariates
+from gnomon.federated.strategies.fairness import FairClipping, FairLearningRate, LossRelease
+from gnomon.federated.strategies.proximal import BoundedUpdate, Proximal
 
 __all__ = [
-    "Blur",
+    "BoundedUpdate",
     "Component",
-    "Controls",
-    "FairClip",
-    "FairPace",
+    "ControlVariates",
+    "FairClipping",
+    "FairLearningRate",
     "LocalRound",
-    "Losses",
+    "LossRelease",
     "Moon",
-    "Prox",
+    "Proximal",
     "RoundOutcome",
 ]

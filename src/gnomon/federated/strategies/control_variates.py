@@ -1,4 +1,4 @@
-"""Control variates, made of what was released before."""
+"""SCAFFOLD's control variates, computed from steps that were released before."""
 
 from __future__ import annotations
 
@@ -11,84 +11,94 @@ from torch.optim import SGD
 
 from gnomon.errors import SettingError
 from gnomon.federated.message import Arrays, Message, total_norm
-from gnomon.federated.state import PersistentState
+from gnomon.federated.state import ServerState
 from gnomon.federated.strategies.component import Component, LocalRound, RoundOutcome
-from gnomon.federated.strategies.proximal import with_term
-from gnomon.federated.strategies.terms import Shift
+from gnomon.federated.strategies.proximal import add_term
 from gnomon.methods import Method
+
+CONTROL = "control"
+"""The group of a control variate in messages and states."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantTerm:
+    """A fixed vector that is added to every step, such as SCAFFOLD's `c - c_i`.
+
+    >>> ConstantTerm({"w": torch.tensor([1.0])}, "control variate")({"w": torch.tensor([9.0])})
+    {'w': tensor([1.])}
+    """
+
+    vector: Mapping[str, Tensor]
+    name: str
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self.vector
 
 
 @dataclass(frozen=True)
-class Controls(Component):
-    """SCAFFOLD with option II: control variates from noisy updates (Karimireddy et al. 2020).
+class ControlVariates(Component):
+    """SCAFFOLD, option II (Karimireddy et al. 2020): control variates from noisy updates.
 
-    `c_i+ = c_i - c + (w_global - w_i) / (K lr)` is the mean of the client's released gradients: it costs nothing.
-    Option I would need a release of its own and is not offered.
+    `c_i+ = c_i - c + (w_global - w_i) / (K lr)` is the mean of the gradients that the client released, so it costs no
+    privacy. Option I would need a release of its own and is not offered.
 
-    A client uploads its variate itself, not what it gained: after an answer that was lost, the next one sets it right.
+    A client uploads the control variate itself rather than its difference, so that an upload that was lost leaves no
+    error behind.
 
-    Guarantee: the server accepts a variate that is at most as long as a step that this client can honestly release,
-    and sends the mean over all clients. So one client shifts the others' local steps by at most one of its own honest
-    steps over the number of clients, whatever it sends and however often.
+    Guarantee: the server accepts a control variate that is at most as long as a step that this client can honestly
+    release, and sends the mean over all clients. One client thus shifts the local steps of the others by at most one
+    of its own honest steps divided by the number of clients, whatever it sends and however often.
 
-    >>> Controls().stretch
+    >>> ControlVariates().step_factor
     2.0
     """
 
     name = "control variates"
-    stretch = 2.0  # g - c_i, each at most one honest step of this client; c comes on top
+    step_factor = 2.0  # for g - c_i, each at most one honest step of this client; c is in extra_step_norm
 
-    def room(self, message: Message) -> float:
-        return total_norm(message.arrays["control"])
-
-    def sends(self, persistent: PersistentState, weights: Mapping[str, Tensor]) -> Message:
-        return Message(0, {"control": persistent.arrays.setdefault("control", _zeros(weights))})
-
-    def suits(self, lr: float, momentum: float) -> None:
+    def check_optimizer(self, lr: float, momentum: float) -> None:
         if momentum:
-            raise SettingError("momentum", momentum, "0: SCAFFOLD needs SGD without momentum")
+            raise SettingError("momentum", momentum, "0 for SCAFFOLD, which needs SGD without momentum")
 
-    def before(self, method: Method, local_round: LocalRound) -> Method:
-        if not isinstance(local_round.optimizer, SGD):
-            raise SettingError("optimizer", type(local_round.optimizer).__name__, "SGD without momentum to SCAFFOLD")
-        self.suits(local_round.lr, local_round.optimizer.param_groups[0]["momentum"])
-        own = local_round.persistent.arrays.setdefault("control", _zeros(local_round.start))
-        shift = {name: value - own[name] for name, value in local_round.message.arrays["control"].items()}
-        return with_term(method, Shift(shift, "control variates"))
+    def server_message(self, state: ServerState, weights: Mapping[str, Tensor]) -> Message:
+        return Message(0, {CONTROL: state.arrays.setdefault(CONTROL, _zeros(weights))})
 
-    def after(self, local_round: LocalRound) -> Message:
+    def upload_templates(self, weights: Mapping[str, Tensor]) -> dict[str, Arrays]:
+        return {CONTROL: dict(weights)}
+
+    def upload_norm_limits(self, step_norm: float) -> dict[str, float]:
+        return {CONTROL: step_norm}
+
+    def extra_step_norm(self, message: Message) -> float:
+        return total_norm(message.arrays[CONTROL])
+
+    def server_update(self, state: ServerState, outcome: RoundOutcome) -> None:
+        previous, variates = state.arrays[CONTROL], state.client_arrays.setdefault(CONTROL, {})
+        variates |= {client: dict(message.arrays[CONTROL]) for client, message in outcome.accepted.items()}
+        total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in previous.items()}
+        for variate in variates.values():
+            for name, value in variate.items():
+                total[name] += value.double()
+        state.arrays[CONTROL] = {name: (total[name] / outcome.clients).to(value) for name, value in previous.items()}
+
+    def configure_client(self, method: Method, local_round: LocalRound) -> Method:
+        optimizer = local_round.optimizer
+        if not isinstance(optimizer, SGD):
+            raise SettingError("optimizer", type(optimizer).__name__, "SGD without momentum, for SCAFFOLD")
+        self.check_optimizer(local_round.lr, optimizer.param_groups[0]["momentum"])
+        own = local_round.state.arrays.setdefault(CONTROL, _zeros(local_round.start))
+        shift = {name: value - own[name] for name, value in local_round.message.arrays[CONTROL].items()}
+        return add_term(method, ConstantTerm(shift, "control variates"))
+
+    def client_upload(self, local_round: LocalRound) -> Message:
         scale = local_round.steps * local_round.lr
-        gain = {
-            name: (value - local_round.end[name]) / scale - local_round.message.arrays["control"][name]
+        difference = {
+            name: (value - local_round.end[name]) / scale - local_round.message.arrays[CONTROL][name]
             for name, value in local_round.start.items()
         }
-        own = local_round.persistent.arrays["control"]
-        local_round.persistent.arrays["control"] = {name: own[name] + gain[name] for name in own}
-        return Message(0, {"control": local_round.persistent.arrays["control"]})
-
-    def uploads(self, weights: Mapping[str, Tensor]) -> dict[str, Arrays]:
-        return {"control": dict(weights)}
-
-    def limits(self, step: float) -> dict[str, float]:
-        return {"control": step}
-
-    def absorb(self, persistent: PersistentState, outcome: RoundOutcome) -> None:
-        kept, own = persistent.arrays["control"], persistent.arrays.setdefault("controls", {})
-        for client, message in outcome.accepted.items():
-            own |= {_key(client, name): value for name, value in message.arrays["control"].items()}
-        whole = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in kept.items()}
-        for key, value in own.items():
-            whole[_name(key)] += value.double()
-        persistent.arrays["control"] = {name: (whole[name] / outcome.clients).to(value) for name, value in kept.items()}
-
-
-def _key(client: str, name: str) -> str:
-    """Where the server keeps a client's variate of a parameter."""
-    return f"{client}/{name}"
-
-
-def _name(key: str) -> str:
-    return key.rpartition("/")[2]
+        own = local_round.state.arrays[CONTROL]
+        local_round.state.arrays[CONTROL] = {name: own[name] + difference[name] for name in own}
+        return Message(0, {CONTROL: local_round.state.arrays[CONTROL]})
 
 
 def _zeros(weights: Mapping[str, Tensor]) -> Arrays:

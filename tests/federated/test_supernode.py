@@ -1,4 +1,4 @@
-"""A site's SuperNode runs the installed Gnomon, and is not started with what cannot work."""
+"""A site's SuperNode runs the installed Gnomon alone, and is not started with invalid settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 
 from gnomon.cli.main import main
 from gnomon.errors import SettingError
-from gnomon.federated.deployment import client_process as site_process
-from gnomon.federated.deployment import node
+from gnomon.federated.deployment import client_process, supernode
 from gnomon.federated.deployment.site import read_federation
 
 AGREED = "method: fedavg\nnoise-multiplier: 2\nclasses: 2\nsites: {north: 480, south: 520}\n"
@@ -23,7 +22,7 @@ AGREED = "method: fedavg\nnoise-multiplier: 2\nclasses: 2\nsites: {north: 480, s
 
 @pytest.fixture
 def site(tmp_path):
-    """The files of a site, and its flags."""
+    """Return the folder of a site's files, and its flags."""
     (tmp_path / "federation.yaml").write_text(AGREED)
     for name in ("ca.crt", "north.node"):
         (tmp_path / name).write_text("")
@@ -51,7 +50,7 @@ def test_a_site_starts_flower_with_programs_of_its_own(site, monkeypatch):
     assert 'name="north"' in command[command.index("--node-config") + 1]
     assert 'data-id="patients"' in command[command.index("--node-config") + 1]
     assert environment["PATH"].split(":")[0] == str(place / "state" / "programs")
-    assert {name: environment[name] for name in node.QUIET} == node.QUIET
+    assert {name: environment[name] for name in supernode.QUIET} == supernode.QUIET
 
 
 def test_without_the_site_s_programs_none_of_flower_s_is_found(site, monkeypatch):
@@ -60,7 +59,7 @@ def test_without_the_site_s_programs_none_of_flower_s_is_found(site, monkeypatch
     monkeypatch.setattr("os.execve", lambda *given: started.append(given))
     main(words(flags))
     path = started[0][2]["PATH"]
-    every = (node.CLIENT, node.SPAWNER, *node.OTHERS)
+    every = (supernode.CLIENT, supernode.SPAWNER, *supernode.OTHERS)
     assert {shutil.which(name, path=path) for name in every} == {str(place / "state/programs" / name) for name in every}
     shutil.rmtree(place / "state/programs")
     assert [shutil.which(name, path=path) for name in every] == [None] * len(every)
@@ -68,7 +67,7 @@ def test_without_the_site_s_programs_none_of_flower_s_is_found(site, monkeypatch
 
 def test_a_folder_whose_programs_cannot_run_is_refused(site, monkeypatch, capsys):
     _, flags = site
-    written = node.write_programs
+    written = supernode.write_programs
 
     def unable(*given):
         folder = written(*given)
@@ -76,16 +75,19 @@ def test_a_folder_whose_programs_cannot_run_is_refused(site, monkeypatch, capsys
             file.chmod(0o600)
         return folder
 
-    monkeypatch.setattr(node, "write_programs", unable)
+    monkeypatch.setattr(supernode, "write_programs", unable)
     monkeypatch.setattr("os.execve", lambda *given: pytest.fail("it was started"))
     assert main(words(flags)) == 2
     assert "noexec" in capsys.readouterr().err
 
 
 def test_flower_s_spawner_is_passed_on_to(tmp_path):
-    real = shutil.which(node.SPAWNER, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    real = shutil.which(supernode.SPAWNER, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     done = subprocess.run(
-        [node.write_programs(tmp_path, real) / node.SPAWNER, "--help"], capture_output=True, text=True, check=False
+        [supernode.write_programs(tmp_path, real) / supernode.SPAWNER, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "usage: flower-superexec" in done.stdout
@@ -124,16 +126,16 @@ def test_a_site_without_a_name_for_its_records_is_not_started(site, monkeypatch,
     assert not (place / "state").exists()
 
 
-@pytest.mark.parametrize("name", node.OTHERS)
+@pytest.mark.parametrize("name", supernode.OTHERS)
 def test_other_kinds_of_tasks_end_at_once(name, tmp_path):
-    command = [node.write_programs(tmp_path) / name, "--token", "x"]
+    command = [supernode.write_programs(tmp_path) / name, "--token", "x"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"{name} is not run at a site\n")
 
 
 def test_a_process_of_a_site_takes_flower_s_flags(tmp_path):
-    """It is the installed Flower's own process, up to where it would load an app."""
-    command = [node.write_programs(tmp_path) / node.CLIENT, "--help"]
+    """The program is the installed Flower's own client process, up to where it would load an app."""
+    command = [supernode.write_programs(tmp_path) / supernode.CLIENT, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--runtime-api-address" in done.stdout
@@ -142,7 +144,7 @@ def test_a_process_of_a_site_takes_flower_s_flags(tmp_path):
 def test_every_program_that_flower_starts_for_a_task_is_known():
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
-    assert set(TASK_TYPE_TO_COMMAND.values()) == {node.CLIENT, *node.OTHERS}
+    assert set(TASK_TYPE_TO_COMMAND.values()) == {supernode.CLIENT, *supernode.OTHERS}
 
 
 def test_a_flower_that_works_in_another_way_is_not_run(monkeypatch):
@@ -150,15 +152,15 @@ def test_a_flower_that_works_in_another_way_is_not_run(monkeypatch):
     monkeypatch.setattr(process, "run_clientapp", lambda **_: pytest.fail("it was run"))
     monkeypatch.delattr(process, "get_load_client_app_fn")
     for name in ("install_from_fab", "install_app_dependencies", "get_project_dir"):
-        monkeypatch.setattr(process, name, getattr(process, name))  # to be put back
+        monkeypatch.setattr(process, name, getattr(process, name))  # monkeypatch restores it after the test
     with pytest.raises(SystemExit, match="has no get_load_client_app_fn"):
-        site_process.run_installed()
+        client_process.run_installed()
 
 
 def test_another_version_of_flower_is_refused(monkeypatch):
-    monkeypatch.setattr(node, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(supernode, "version", lambda name: "1.42.0")
     with pytest.raises(SettingError, match=r"flwr = '1.42.0'"):
-        node.supernode(superlink="", root_certificates=Path(), key=Path(), node={})
+        supernode.supernode_command(superlink="", root_certificates=Path(), key=Path(), node_config={})
 
 
 @pytest.mark.parametrize(
