@@ -21,7 +21,7 @@ from gnomon.report import report
 from gnomon.statement.promise import guess, promise
 from gnomon.statement.statement import Statement
 from gnomon.studies.compare import ComparisonRow, markdown
-from gnomon.studies.reproduce.result import _range
+from gnomon.studies.reproduce.tables import epsilon_range
 from gnomon.training.progress import Bar
 
 AWKWARD = [0.01006, 0.5004, 0.1, 0.3, 0.70001, 1.0, 2.99949, 12.3451, 0.000123456, 0.00990001, 1234.5678, 3.00049e6]
@@ -126,7 +126,7 @@ def test_tables_do_not_show_less_than_was_spent(value):
     row = ComparisonRow("dp-sgd", 2.0, value, 0.6, 0.1, 2, 1.0)
     assert min(numbers(markdown([row]), "epsilon ")) >= value
     assert min(numbers(comparison_pictures([row], [])[0].alt)) >= value
-    assert float(_range([value])) >= value
+    assert float(epsilon_range([value])) >= value
 
 
 def test_what_the_ledger_shows_is_not_less_than_its_runs_cost(tmp_path, capsys):
