@@ -26,7 +26,7 @@ STAGES = (
     ("weights", "how much may\neach record count?", "clipping/", PRIVATE),
     ("release", "clip, sum, add noise,\ndivide", "release/", DOOR),
     ("lift", "back to the\nmodel's parameters", "subspaces/", PUBLIC),
-    ("step", "how does the\nmodel move?", "training/", PUBLIC),
+    ("step", "how does the\nmodel move?", "methods/", PUBLIC),
 )
 
 
