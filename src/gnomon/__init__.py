@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from gnomon.estimators import CompressedClassifier, CompressedRegressor
     from gnomon.studies.compare import compare
-    from gnomon.training import BudgetExhausted, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
+    from gnomon.training import BudgetExhausted, Mechanism, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
 
@@ -37,6 +37,7 @@ __all__ = [
     "BudgetExhausted",
     "CompressedClassifier",
     "CompressedRegressor",
+    "Mechanism",
     "NotPrivate",
     "PrivateStep",
     "Statement",

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.clipping import Automatic, PerLayer
-from gnomon.errors import SettingError
+from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import BudgetExhausted, evaluate
@@ -388,7 +388,7 @@ def test_a_shuffled_epoch_that_was_interrupted_goes_on_where_it_stopped():
 def test_one_trainer_accounts_for_one_data_set():
     t = trainer()
     t.fit(data())
-    with pytest.raises(ValueError, match="one data set"):
+    with pytest.raises(StateError, match="one data set"):
         t.fit(data(40))
 
 

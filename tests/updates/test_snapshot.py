@@ -262,7 +262,7 @@ def test_a_step_that_ends_with_an_error_leaves_no_state_behind():
         trainer.step(*next(batches))
     assert not model.layer.mean.any()
     model.layer.fails, model.layer.mean = False, torch.ones(4)
-    trainer._drawn += 1
+    trainer.sampling.pending += 1
     trainer.loss = nn.CrossEntropyLoss(reduction="none")
     with pytest.raises(RuntimeError, match="exchanged"):  # before any record is seen
         trainer.step(*data(4))

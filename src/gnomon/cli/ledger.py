@@ -240,7 +240,7 @@ def _verify_run(folder: Path, ledger: Ledger) -> int:
     checks = check_run(folder, ledger)
     for one in checks:
         print(one)
-    wrong = [one.name for one in checks if one.right is False]
+    wrong = [one.name for one in checks if one.passed is False]
     print(f"{folder}: " + (f"WRONG: {', '.join(wrong)}" if wrong else "nothing is wrong"))
     return 1 if wrong else 0
 

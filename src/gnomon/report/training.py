@@ -14,9 +14,9 @@ from gnomon.report.commands import run_command
 from gnomon.report.run_files import read_json, read_json_lines, without_unprotected
 from gnomon.report.section import Cell, Section, environment_terms
 from gnomon.runs.config import read_yaml
-from gnomon.statement.check import changed_files, misfits, recomputed
-from gnomon.statement.promise import neighbours, noun, promise
-from gnomon.statement.statement import HOLDERS_TOTAL
+from gnomon.statement.consistency import changed_files, contradictions, recompute_epsilon
+from gnomon.statement.explanation import describe_neighbours, explain, unit_noun
+from gnomon.statement.statement import TOTAL_NOT_STATED
 
 ANSWERED = "answered.jsonl"
 """A file that only the server of a deployed federation writes."""
@@ -76,8 +76,8 @@ class SavedRun:
         True
         """
         reasons = []
-        if contradictions := misfits(self.statement) if self.statement else []:
-            reasons.append(f"The numbers of the statement contradict each other: {'; '.join(contradictions)}.")
+        if mismatches := contradictions(self.statement) if self.statement else []:
+            reasons.append(f"The numbers of the statement contradict each other: {'; '.join(mismatches)}.")
         if self.statement.get("guarantee") and self.config.get("insecure-noise-seed") is not None:
             reasons.append("The statement claims privacy, but config.yaml seeds the noise.")
         if (last_step := self._step_after_statement()) is not None:
@@ -107,7 +107,7 @@ class SavedRun:
         statement = self.statement
         config = {key.replace("-", "_"): value for key, value in self.config.items()}
         objections, claim = self.objections(), self.claims_privacy()
-        unchecked = [UNCHECKED] if claim and recomputed(statement) is None else []
+        unchecked = [UNCHECKED] if claim and recompute_epsilon(statement) is None else []
         return Section(
             title=f"{config.get('method', self.name)} on {config.get('data', 'unknown data')}",
             slug=self.name,
@@ -116,7 +116,7 @@ class SavedRun:
             diagnostics=diagnostic_pictures(self.diagnostics),
             command=run_command(config, deployed=self.deployed),
             repeatable=not self.deployed,
-            promise=objections or (promise(statement) if statement else [UNFINISHED]),
+            promise=objections or (explain(statement) if statement else [UNFINISHED]),
             guarantee=claim,
             facts=self._facts(claim),
             terms=_statement_terms(statement) if statement else [],
@@ -162,15 +162,16 @@ class SavedRun:
 
 
 def _statement_terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
+    unit, adjacency = statement["unit"], statement["adjacency"]
     return [
-        ("unit of protection", statement["unit"]),
-        ("neighbouring data", f"{neighbours(statement)} ({statement['adjacency']})"),
+        ("unit of protection", unit),
+        ("neighbouring data", f"{describe_neighbours(adjacency, unit)} ({adjacency})"),
         ("method", statement["method"]),
         ("sampling", statement["sampler"]),
         ("accountant", statement["accountant"]),
         ("noise multiplier", f"{statement['noise_multiplier']:.6g} (in units of the clip bound)"),
         ("clip bound", "none" if statement["max_grad_norm"] is None else f"{statement['max_grad_norm']:g}"),
-        ("divisor", f"{statement['expected_batch_size']:g} {noun(statement)}s per step (declared, not counted)"),
+        ("divisor", f"{statement['expected_batch_size']:g} {unit_noun(unit)}s per step (declared, not counted)"),
         ("noisy steps released", f"{statement['steps']:,}"),
     ]
 
@@ -181,7 +182,7 @@ def _ledger_terms(ledger: dict[str, Any], delta: float | None) -> list[tuple[str
         return []
     # The total of a data set that is identified by its records is for the data holder only, even if a statement has it.
     if not is_name(str(ledger.get("dataset"))):
-        return [("epsilon of all runs together", HOLDERS_TOTAL)]
+        return [("epsilon of all runs together", TOTAL_NOT_STATED)]
     spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
     conditions = [] if delta is None else [f"delta = {delta:g}"]
     conditions += [ledger["adjacency"]] if "adjacency" in ledger else []

@@ -12,6 +12,7 @@ from typing import Any, Self, get_args, get_type_hints
 import yaml
 
 from gnomon.errors import SettingError
+from gnomon.sampling import FLAGS
 
 FAIR = "the fair rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
 """Why no run on one machine has it."""
@@ -66,7 +67,7 @@ class TrainConfig:
     sampler: str = setting(
         "poisson",
         "how batches are drawn; shuffled, full and fixed are accounted without amplification",
-        ("poisson", "truncated", "shuffled", "full", "fixed"),
+        tuple(FLAGS),
         group="privacy",
     )
     accountant: str = setting("pld", "privacy accountant", ("pld", "rdp", "rdp-classic"), group="privacy")

@@ -54,7 +54,7 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     )
     record = observer.record(view)
     steps = _steps(folder)
-    record |= {"step": steps, "epoch": steps / trainer.plan.steps_per_epoch}
+    record |= {"step": steps, "epoch": steps / trainer.mechanism.steps_per_epoch}
     partial = folder / ".diagnosis.json.partial"
     partial.write_text(json.dumps(record))
     partial.replace(folder / "diagnosis.json")

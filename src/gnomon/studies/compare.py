@@ -20,7 +20,7 @@ from gnomon.data import Records, load
 from gnomon.diagnose import Looks
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import save_comparison
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.memory import keep_memory
 from gnomon.runs.builders import (
     build_method,
@@ -136,8 +136,8 @@ class Comparison:
 
         `gnomon report` makes a page from these files.
         """
-        write_whole(self.folder / "comparison.md", self.markdown().encode(), shared=True)
-        write_whole(self.folder / "comparison.csv", self.csv().encode(), shared=True)
+        write_atomic(self.folder / "comparison.md", self.markdown().encode(), shared=True)
+        write_atomic(self.folder / "comparison.csv", self.csv().encode(), shared=True)
         for extension in ("png", "svg"):
             save_comparison(self.rows, self.title, self.folder / f"comparison.{extension}")
         plan = {
@@ -149,7 +149,7 @@ class Comparison:
             "cells": [[cell.label, cell.key] for cell in self.cells],
             "environment": environment(),
         }
-        write_whole(self.folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)
+        write_atomic(self.folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)
 
 
 class ComparisonFailed(CellsFailed):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import DataError, SettingError
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 
 SIGNIFICANT_DIGITS = 4
 """Digits that are stored of the numbers along a run. Its final results are stored in full."""
@@ -79,7 +79,7 @@ class ResultStore:
         """Store a result atomically: a concurrent reader finds the whole file or none."""
         self.create()
         text = json.dumps(pack(result), separators=(",", ":")) + "\n"
-        write_whole(self._path(key), text.encode(), shared=True)
+        write_atomic(self._path(key), text.encode(), shared=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from gnomon import models
-from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.accounting import Sampling
 from gnomon.data import Records, Source
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
@@ -22,6 +21,7 @@ from gnomon.release import SecureNoise, SeededNoise
 from gnomon.runs.builders.method import build_method
 from gnomon.runs.builders.records import is_own, public_count, uses_public
 from gnomon.runs.config import TrainConfig
+from gnomon.sampling import FLAGS
 from gnomon.training import Trainer, evaluate, train_on_public
 from gnomon.training.checks.model import refuse_device
 from gnomon.validate import positive, whole
@@ -70,7 +70,7 @@ def build_trainer(
 
     >>> from gnomon.data import load
     >>> source = load("digits")
-    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).plan.steps
+    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).mechanism.steps
     6
     """
     model = build_model(config, source, public)
@@ -144,18 +144,7 @@ def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
     batch = whole("batch-size", config.batch_size)
     if batch > size:
         raise SettingError("batch-size", batch, f"at most the declared {size} records")
-    makers: dict[str, Callable[[], tuple[Sampling, float]]] = {
-        "poisson": lambda: (Poisson(batch / size), batch),
-        # six standard deviations of room: truncation then costs next to nothing
-        "truncated": lambda: (
-            TruncatedPoisson(batch / size, min(size, math.ceil(batch + 6 * batch**0.5)), size),
-            batch,
-        ),
-        "shuffled": lambda: (Shuffled(math.ceil(size / batch)), batch),
-        "full": lambda: (FullBatch(), size),
-        "fixed": lambda: (FixedSize(batch, size), batch),
-    }
-    return makers[config.sampler]()
+    return FLAGS[config.sampler].for_batches(batch, size)
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:

@@ -15,7 +15,7 @@ from gnomon.accounting import Poisson, Shuffled, epsilon, noise_multiplier, step
 from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.figures.picture import Picture
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.runs.config import TrainConfig
 from gnomon.studies.cells import CellsFailed
 from gnomon.studies.compare import TRAIN_ACCURACY, ComparisonCell, grid, run_grid, stored_results
@@ -220,10 +220,10 @@ def write(experiment: Experiment, rows: list[ResultRow], folder: Path) -> list[P
         The figures.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "result.csv", csv_table(rows).encode(), shared=True)
-    write_whole(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
+    write_atomic(folder / "result.csv", csv_table(rows).encode(), shared=True)
+    write_atomic(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
     if any(row.series for row in rows):
-        write_whole(folder / "series.csv", series_csv(rows).encode(), shared=True)
+        write_atomic(folder / "series.csv", series_csv(rows).encode(), shared=True)
     pictures = figures(experiment, rows)
     for picture in pictures:
         for extension in (
@@ -239,5 +239,5 @@ def write(experiment: Experiment, rows: list[ResultRow], folder: Path) -> list[P
         "rows": [row.to_dict() for row in rows],
         "command": command(experiment, rows),
     }
-    write_whole(folder / "reproduction.json", f"{json.dumps(content, indent=1)}\n".encode(), shared=True)
+    write_atomic(folder / "reproduction.json", f"{json.dumps(content, indent=1)}\n".encode(), shared=True)
     return pictures
