@@ -226,10 +226,8 @@ def write(experiment: Experiment, rows: list[ResultRow], folder: Path) -> list[P
         write_atomic(folder / "series.csv", series_csv(rows).encode(), shared=True)
     pictures = figures(experiment, rows)
     for picture in pictures:
-        for extension in (
-            "png",
-            "svg",
-        ):  # a file without `-unprotected` in its name may be left from an earlier version
+        # An earlier version wrote figures of unprotected values without `-unprotected` in their names.
+        for extension in ("png", "svg"):
             (folder / f"{picture.name}.{extension}").unlink(missing_ok=True)
         picture.save(folder)
     # The data folder of this machine is of no use elsewhere.
