@@ -86,7 +86,7 @@ def test_noise_that_the_account_command_prints_for_a_target_reaches_it(capsys):
 @pytest.mark.parametrize("value", [0.01006, 0.5004, 2.9994])
 def test_the_progress_bar_does_not_show_less_than_was_spent(value, capsys):
     with Bar("dp-sgd", total=2, done=0, visible=True) as bar:
-        bar.tell({"epsilon": value, "step": 1, "validation/accuracy": 0.5})
+        bar.show({"epsilon": value, "step": 1, "validation/accuracy": 0.5})
     assert min(numbers(capsys.readouterr().err, "epsilon=")) >= value
 
 
