@@ -1,7 +1,7 @@
-"""Writes what was measured into docs/results.md, and the pictures of the federated study: `make figures`.
+"""Write the measured results into docs/results.md, and draw the figures of the federated study: `make figures`.
 
-A block of the page between `<!-- measured: NAME -->` and `<!-- end -->` is made from the finished runs in
-experiments/results. NAME is an experiment of `gnomon reproduce --list`, with `-fast` behind it for its short form, a
+The blocks of the page between `<!-- measured: NAME -->` and `<!-- end -->` are generated from the finished runs in
+experiments/results. NAME is an experiment of `gnomon reproduce --list` (with the suffix `-fast` for its short form), a
 part of the federated study, or `progress`.
 """
 
@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from gnomon.studies.cells import kept_cells
-from gnomon.studies.reproduce import available, read_experiment
-from gnomon.studies.reproduce.result import caption, markdown
+from gnomon.studies.cells import stored_cells
+from gnomon.studies.reproduce import available, markdown, read_experiment
 from gnomon.studies.reproduce.run import done_rows
+from gnomon.studies.reproduce.tables import progress_sentence
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "results.md"
@@ -30,34 +30,35 @@ import federated  # noqa: E402  a script of that folder
 
 
 def table(name: str) -> str:
-    """An experiment, published and measured."""
-    whole = name.removesuffix(FAST)
-    experiment = read_experiment(whole) if name == whole else read_experiment(whole).shortened()
+    """Return the table of an experiment, with published and measured results."""
+    experiment = read_experiment(name.removesuffix(FAST))
+    if name.endswith(FAST):
+        experiment = experiment.shortened()
     rows = done_rows(experiment, RESULTS)
     return markdown(experiment, rows) if rows else f"Not run: `gnomon reproduce {name}`.\n"
 
 
 def progress() -> str:
-    """How far every experiment got."""
-    lines, none = ["| `gnomon reproduce` | what it is | run so far |", "|---|---|---|"], []
+    """Return the table of the finished cells and seeds of every experiment."""
+    lines, not_run = ["| `gnomon reproduce` | experiment | finished |", "|---|---|---|"], []
     for name in available():
         experiment = read_experiment(name)
         rows = done_rows(experiment, RESULTS)
         if rows:
-            lines.append(f"| `{name}` | {experiment.title} | {caption(experiment, rows)} |")
+            lines.append(f"| `{name}` | {experiment.title} | {progress_sentence(experiment, rows)} |")
         else:
-            none.append(name)
-    return "\n".join([*lines, "", f"Not run at full length: {', '.join(none)}.", ""])
+            not_run.append(name)
+    return "\n".join([*lines, "", f"Not run at full length: {', '.join(not_run)}.", ""])
 
 
 def federated_rows() -> list[federated_tables.Row]:
-    """The federated study as far as it was run."""
-    kept = kept_cells(federated.cells(federated.arguments([])), RESULTS / "federated")
-    return federated_tables.rows([found for _, found in kept])
+    """Return the rows of the finished runs of the federated study."""
+    finished = stored_cells(federated.cells(federated.arguments([])), RESULTS / "federated")
+    return federated_tables.rows([result for _, result in finished])
 
 
 def study(part: Callable[[list[federated_tables.Row]], list[str]]) -> str:
-    """A part of the federated study."""
+    """Return the tables of a part of the federated study."""
     return "\n".join(part(federated_rows())) or "Not run: `python experiments/federated.py`.\n"
 
 
@@ -70,17 +71,18 @@ STUDIES = {
 
 
 def measured(name: str) -> str:
-    """What belongs into a block."""
+    """Return the content of a block."""
     if name == "progress":
         return progress()
     return study(STUDIES[name]) if name in STUDIES else table(name)
 
 
 def written(page: str, but: Collection[str] = ()) -> str:
-    """The page with its blocks made anew, but for some of them."""
+    """Return the page with its blocks generated again, except those named in `but`."""
 
-    def block(found: re.Match[str]) -> str:
-        return found[0] if found[2] in but else f"{found[1]}\n{measured(found[2]).strip()}\n\n{found[3]}"
+    def block(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        return match[0] if name in but else f"{start}\n{measured(name).strip()}\n\n{end}"
 
     return BLOCK.sub(block, page)
 

@@ -1,9 +1,9 @@
-"""Three studies of compressed methods: rates, error against dimension, stability. Seeded, so no privacy claims.
+"""Study compressed methods: convergence rates, error against dimension, and stability.
 
     python experiments/compressed.py [rates] [dimension] [adult] [stability]
 
-Each leaves a table (CSV) and a picture (PNG) in docs/figures; a study whose table is there is only drawn again
-(`--again` runs it anew). Adult is read from GNOMON_DATA.
+Each study writes a table (CSV) and a figure (PNG) into docs/figures. Lines that the table has are not run again
+unless `--again` is given. Adult is read from GNOMON_DATA. The noise is seeded, so the studies make no privacy claim.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from gnomon.subspaces.gaussian_sketch import SketchBasis
 OUT = Path(__file__).parent.parent / "docs" / "figures"
 Row = dict[str, Any]
 Line = tuple[str, ...]
-"""What tells a line of a study from the others, as its table has it."""
+"""The values in the table of a study that identify one of its lines."""
 LOSSES = {"logistic (smooth)": logistic, "hinge (not smooth)": hinge}
 
 
 def sparse_problem(n: int, d: int, seed: int = 0, noise: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Rows of length 1; the label is the sign of five entries' sum, flipped with some chance."""
+    """Return inputs of norm 1 and labels: the sign of the sum of five entries, flipped with probability `noise`."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=draw, dtype=torch.float64)
     x = x / x.norm(dim=1, keepdim=True)
-    right = x[:, :5].sum(1) > 0
+    true_labels = x[:, :5].sum(1) > 0
     flipped = torch.rand(n, generator=draw) < noise
-    return x, (right ^ flipped).long()
+    return x, (true_labels ^ flipped).long()
 
 
 def zero_model(d: int) -> nn.Linear:
@@ -76,9 +76,11 @@ def trainer_of(
 
 
 def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, accuracy: float = 1e-10) -> float:
-    """The smallest mean loss over the l1 ball: a linear program for the hinge, certified gradients otherwise.
+    """Return the smallest mean loss over the l1 ball.
 
-    A gradient g at w says how far F(w) is above the optimum at most: by `<g, w - v>` for the lowest v of the ball.
+    For the hinge loss it is the value of a linear program. For other losses it comes from accelerated projected
+    gradient descent with a certificate: F(w) exceeds the optimum by at most `<g, w - v>`, where g is the gradient at w
+    and v minimises `<g, v>` over the ball.
     """
     n, d = x.shape
     if loss is hinge:
@@ -91,19 +93,19 @@ def best_value(x: Tensor, y: Tensor, loss: Any, radius: float, accuracy: float =
     curvature = float(torch.linalg.matrix_norm(x, 2)) ** 2 / (4 * n)
     ahead, speed = w, 1.0
     for _ in range(100_000):
-        found = ball.project(ahead - slope_at(ahead, x, y, loss) / curvature)
-        if float((ahead - found) @ (found - w)) > 0:
+        projected = ball.project(ahead - slope_at(ahead, x, y, loss) / curvature)
+        if float((ahead - projected) @ (projected - w)) > 0:
             speed = 1.0
         following = (1 + math.sqrt(1 + 4 * speed**2)) / 2
-        ahead, w, speed = found + (speed - 1) / following * (found - w), found, following
+        ahead, w, speed = projected + (speed - 1) / following * (projected - w), projected, following
         slope = slope_at(w, x, y, loss)
         if float(slope @ (w - ball.lowest(slope))) < accuracy:
             return float(loss((x @ w)[:, None], y).mean())
-    raise RuntimeError("the reference optimum was not reached")
+    raise RuntimeError("the reference optimum was not reached within 100,000 steps")
 
 
 def slope_at(w: Tensor, x: Tensor, y: Tensor, loss: Any) -> Tensor:
-    """The gradient of the mean loss."""
+    """Return the gradient of the mean loss."""
     scores = (x @ w)[:, None].requires_grad_()
     (by_score,) = torch.autograd.grad(loss(scores, y).mean(), scores)
     return by_score[:, 0] @ x
@@ -111,7 +113,8 @@ def slope_at(w: Tensor, x: Tensor, y: Tensor, loss: Any) -> Tensor:
 
 RATES = {"n": 400, "d": 100, "radius": 10.0}
 KINDS: dict[str, tuple[int | None, float, dict[int | None, int]]] = {
-    # batch size (None: all records), the first step size to try, number of directions (None: no sketch) and of steps
+    # batch size (None: all records), first step size of the search, and the number of steps by the number of sketch
+    # directions (None: no sketch)
     "SGD": (1, 8.0, {None: 10_000}),
     "CompSGD": (1, 8.0, {25: 6000}),
     "CompMinibatch, b = 20": (20, 32.0, {25: 6000}),
@@ -119,17 +122,20 @@ KINDS: dict[str, tuple[int | None, float, dict[int | None, int]]] = {
     "CompGD": (None, 8.0, {25: 1000, 50: 1000}),
 }
 BOTTOM = 1e-3
-"""Where the picture ends: GD, which reaches the optimum, is far below."""
-TRIED = 1000
-"""Step sizes are compared after so many steps."""
+"""The lower end of the vertical axis: GD, which reaches the optimum, is far below it."""
+SEARCH_STEPS = 1000
+"""The number of steps after which step sizes are compared."""
 
 
 def descent(
     x: Tensor, y: Tensor, loss: Any, batch: int | None, m: int | None, lr: float, decay: float, marks: Sequence[int],
     seed: int,
 ) -> list[float]:  # fmt: skip
-    """The mean loss of the average iterate at the marks: the library's sketch and constrained step, without the
-    bookkeeping of a Trainer, which takes longer than the step of so small a model."""
+    """Return the mean loss of the average iterate after each number of steps in `marks`.
+
+    It uses the sketch and the constrained step of the library without a Trainer, whose bookkeeping would take longer
+    than the step of such a small model.
+    """
     n, d = x.shape
     rng = np.random.default_rng(seed)
     weights = {"weight": nn.Parameter(torch.zeros(d, dtype=torch.float64))}
@@ -143,13 +149,13 @@ def descent(
         else:
             chosen = torch.from_numpy(rng.choice(n, batch, replace=False, shuffle=False))
             rows, labels = x[chosen], y[chosen]
-        seen = {"weight": slope_at(weights["weight"].detach(), rows, labels, loss)}
+        coordinates = {"weight": slope_at(weights["weight"].detach(), rows, labels, loss)}
         like = {"weight": weights["weight"].detach()}
         basis: Basis = AmbientBasis(like)
         if m is not None:
             sketch = SketchBasis(like, m, int(rng.integers(2**53)))
-            basis, seen = sketch, sketch.sketch_sum(seen)
-        step.move(weights, basis, seen, optimizer)
+            basis, coordinates = sketch, sketch.sketch_sum(coordinates)
+        step.move(weights, basis, coordinates, optimizer)
         total += rate
         mean.lerp_(weights["weight"].detach(), rate / total)
         if t in marks:
@@ -158,7 +164,7 @@ def descent(
 
 
 def interior(score: Callable[[float], float], grid: Sequence[float], factor: float = 4.0) -> float:
-    """The best step size of a grid, which gains the neighbours of its best until none of them is better."""
+    """Return the best step size of a grid, extended around its best until that one lies inside the grid."""
     scores = {lr: score(lr) for lr in grid}
     while True:
         best = min(scores, key=lambda lr: scores[lr])
@@ -169,7 +175,7 @@ def interior(score: Callable[[float], float], grid: Sequence[float], factor: flo
 
 
 def rates(again: bool) -> None:
-    """Mean loss of the average iterate above the optimum, for growing T."""
+    """Measure the mean loss of the average iterate above the optimum against the number of steps T."""
     n, d, radius = int(RATES["n"]), int(RATES["d"]), RATES["radius"]
 
     def run(done: set[Line]) -> Iterator[list[Row]]:
@@ -186,7 +192,7 @@ def rates(again: bool) -> None:
                     started = time.process_time()
 
                     def score(lr: float, m: int | None = m) -> float:
-                        return descent(x, y, loss, batch, m, lr, decay, [TRIED], 0)[0]  # noqa: B023
+                        return descent(x, y, loss, batch, m, lr, decay, [SEARCH_STEPS], 0)[0]  # noqa: B023
 
                     best = interior(score, [best])
                     curves = [descent(x, y, loss, batch, m, best, decay, marks, seed) for seed in range(3)]
@@ -201,27 +207,27 @@ def rates(again: bool) -> None:
     rows = table("compressed-rates", run, ("loss", "method", "m"), again)
     figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     for axes, smooth in zip(figure.subplots(1, 2, sharey=True), LOSSES, strict=True):
-        mine = [row for row in rows if row["loss"] == smooth]
+        selected = [row for row in rows if row["loss"] == smooth]
         for colour, name in zip(COLOURS, KINDS, strict=False):
-            for m in dict.fromkeys(row["m"] for row in mine if row["method"] == name):
-                line = [row for row in mine if row["method"] == name and row["m"] == m]
+            for m in dict.fromkeys(row["m"] for row in selected if row["method"] == name):
+                line = [row for row in selected if row["method"] == name and row["m"] == m]
                 t = sorted({int(row["T"]) for row in line})
                 errors = np.array([[float(row["error"]) for row in line if int(row["T"]) == step] for step in t])
-                errors = errors.clip(1e-10)  # the optimum is not known better than that
+                errors = errors.clip(1e-10)  # the accuracy of the optimum
                 late = np.array(t) >= (300 if t[-1] > 1000 else 30)
                 slope = np.polyfit(np.log(np.array(t)[late]), np.log(errors[late].mean(1)), 1)[0]
                 end = np.log(errors[-1].mean() / errors[-4].mean()) / np.log(t[-1] / t[-4])
                 style = "--" if int(m) == 25 else "-"
-                shown = name if int(m) == d else f"{name}, m = {m}"
-                shown += " (below the picture)" if errors.max() < BOTTOM else ""
-                axes.loglog(t, errors.mean(1), style, color=colour, label=f"{shown}: slope {slope:.2f}")
+                label = name if int(m) == d else f"{name}, m = {m}"
+                label += " (below the axis)" if errors.max() < BOTTOM else ""
+                axes.loglog(t, errors.mean(1), style, color=colour, label=f"{label}: slope {slope:.2f}")
                 axes.fill_between(t, errors.min(1), errors.max(1), color=colour, alpha=0.15, linewidth=0)
                 print(
                     f"{smooth:<20} {name:<22} m = {m:<4} lr {line[0]['lr']:<6} slope {slope:.2f}, last {end:.2f}, "
                     f"error {errors[-1].mean():.5f} ({errors[-1].min():.5f} to {errors[-1].max():.5f}) at T = {t[-1]}"
                 )
         axes.set_ylim(bottom=BOTTOM)
-        start = max(float(row["error"]) for row in mine)
+        start = max(float(row["error"]) for row in selected)
         for power in (0.5, 1.0):
             axes.loglog([10, 10_000], [start, start * 1000**-power], ":", color="#9aa5b1")
             axes.annotate(f"$T^{{-{power:g}}}$", (100, start * 10**-power), fontsize=8, color="#616e7c")
@@ -235,7 +241,7 @@ def rates(again: bool) -> None:
 
 @dataclass(frozen=True)
 class Private:
-    """One line of the studies of private error."""
+    """One method of the studies of private error."""
 
     name: str
     make: Callable[[str], Method]
@@ -258,7 +264,8 @@ FEW = (
     Private("CompGD without noise", lambda c: comp_gd(c, 200), 200),
 )
 MANY = replace(FEW[0], steps=590)
-"""As many steps as minimise the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, n = 2000."""
+"""The number of steps that minimises the paper's bound for smooth losses, `1/T + T ln(1/delta) / (n epsilon)^2`, at
+n = 2000."""
 
 
 def private_errors(
@@ -270,13 +277,13 @@ def private_errors(
     score: Callable[[nn.Module], Row],
     done: set[Line],
 ) -> Iterator[list[Row]]:
-    """Each line at the step size that is best on average over the `tried` first seeds, over three other seeds."""
+    """Yield the results of each line over three seeds, at the step size that is best on the first `tried` seeds."""
     n, d = x.shape
     for line in lines:
         if (line.m is not None and line.m >= d) or (line.label, str(line.steps), str(d)) in done:
             continue
 
-        def one(lr: float, seed: int, line: Private = line) -> Row:
+        def run(lr: float, seed: int, line: Private = line) -> Row:
             model, method = zero_model(d).to(x.dtype), line.make(constraint)
             epsilon = 1.0 if method.private else None
             trainer = trainer_of(method, model, logistic, FullBatch(), n, line.steps, lr, seed, 0.0, epsilon)
@@ -286,12 +293,12 @@ def private_errors(
 
         started = time.process_time()
 
-        def mean(lr: float, one: Callable[[float, int], Row] = one) -> float:
-            return sum(float(one(lr, seed)["error"]) for seed in range(tried)) / tried
+        def mean(lr: float, run: Callable[[float, int], Row] = run) -> float:
+            return sum(float(run(lr, seed)["error"]) for seed in range(tried)) / tried
 
         best = interior(mean, [8.0 * 16**k for k in range(-1, 4)])
         yield [
-            {"method": line.label, "steps": line.steps, "d": d} | one(best, seed) for seed in range(tried, tried + 3)
+            {"method": line.label, "steps": line.steps, "d": d} | run(best, seed) for seed in range(tried, tried + 3)
         ]
         print(
             f"{line.label}, {line.steps} steps, d = {d}: lr {best:g}, {time.process_time() - started:.0f} s", flush=True
@@ -299,12 +306,12 @@ def private_errors(
 
 
 def dimension(again: bool) -> None:
-    """Training error above the optimum on made data, as d grows and n stays."""
+    """Measure the training error above the optimum on synthetic data against the dimension d, at fixed n."""
 
     def run(done: set[Line]) -> Iterator[list[Row]]:
         for d in (100, 800, 3200):
             x, y = sparse_problem(2000, d, noise=0.05)
-            # rows of length 1 make entries of size 1/sqrt(d): the useful ones are made longer, so that d alone changes
+            # Inputs of norm 1 have entries of size 1/sqrt(d). The informative ones are scaled up: only d changes.
             x[:, :5] *= math.sqrt(d / 50)
             x = x / x.norm(dim=1, keepdim=True).clamp_min(1.0)
             x = x.float()
@@ -319,11 +326,11 @@ def dimension(again: bool) -> None:
 
     rows = table("compressed-dimension", run, ("method", "steps", "d"), again)
     draw_dimension(rows, "compressed-dimension", "training error above the optimum",
-                   "made data, n = 2000, epsilon = 1, 15 steps, l1 ball of radius 20")  # fmt: skip
+                   "synthetic data, n = 2000, epsilon = 1, 15 steps, l1 ball of radius 20")  # fmt: skip
 
 
 def adult(again: bool) -> None:
-    """Test loss on Adult with more and more crossed features."""
+    """Measure the test loss on Adult against the number of crossed features."""
 
     def run(done: set[Line]) -> Iterator[list[Row]]:
         source = load("adult")
@@ -341,27 +348,27 @@ def adult(again: bool) -> None:
             test = (crossed(source.test.inputs), source.test.targets)
 
             def score(model: nn.Module, test: tuple[Tensor, Tensor] = test) -> Row:
-                found = evaluate(model, logistic, test)
-                return {"error": found["loss"], "accuracy": found["accuracy"]}
+                scores = evaluate(model, logistic, test)
+                return {"error": scores["loss"], "accuracy": scores["accuracy"]}
 
             yield from private_errors(x, y, "l1:40", FEW, 3, score, done)
 
     rows = table("compressed-adult", run, ("method", "steps", "d"), again)
     draw_dimension(rows, "compressed-adult", "test loss",
-                   "Adult with crosses, n = 4000, epsilon = 1, 15 steps, l1 ball of radius 40")  # fmt: skip
+                   "Adult with crossed features, n = 4000, epsilon = 1, 15 steps, l1 ball of radius 40")  # fmt: skip
 
 
 def draw_dimension(rows: Sequence[Row], name: str, label: str, title: str) -> None:
-    """A line for each method with few steps; all others are only printed."""
+    """Print all results, and draw a line for each method that takes the standard number of steps."""
     figure = Figure(figsize=(7.5, 4.8), dpi=140, layout="constrained")
     axes = figure.subplots()
     colours = {None: COLOURS[0], "50": COLOURS[1], "200": COLOURS[2]}
     for method, steps in dict.fromkeys((row["method"], int(row["steps"])) for row in rows):
-        mine = [row for row in rows if row["method"] == method and int(row["steps"]) == steps]
-        sizes = sorted({int(row["d"]) for row in mine})
-        values = [[float(row["error"]) for row in mine if int(row["d"]) == d] for d in sizes]
+        selected = [row for row in rows if row["method"] == method and int(row["steps"]) == steps]
+        sizes = sorted({int(row["d"]) for row in selected})
+        values = [[float(row["error"]) for row in selected if int(row["d"]) == d] for d in sizes]
         for d, v in zip(sizes, values, strict=True):
-            at = [row for row in mine if int(row["d"]) == d]
+            at = [row for row in selected if int(row["d"]) == d]
             extra = [float(row["accuracy"]) for row in at if row.get("accuracy")]
             accuracy = f", accuracy {100 * np.mean(extra):.1f} %" if extra else ""
             print(
@@ -384,7 +391,7 @@ def draw_dimension(rows: Sequence[Row], name: str, label: str, title: str) -> No
 
 
 def stability(again: bool) -> None:
-    """How far losses move when one record is replaced, with the same randomness."""
+    """Measure how much losses change when one record is replaced, with the same randomness."""
     d, m = 100, 40
     kinds: dict[str, tuple[Callable[[], Method], Callable[[int], tuple[Sampling, float, int, float, float]]]] = {
         "SGD, T = n": (lambda: comp_sgd("l1:20", None), lambda n: (FixedSize(1, n), 1, n, 4.0, 0.5)),
@@ -420,9 +427,9 @@ def stability(again: bool) -> None:
     figure = Figure(figsize=(7.5, 4.4), dpi=140, layout="constrained")
     axes = figure.subplots()
     for colour, name in zip(COLOURS, kinds, strict=False):
-        mine = [row for row in rows if row["method"] == name]
-        sizes = sorted({int(row["n"]) for row in mine})
-        means = [np.mean([float(row["moved"]) for row in mine if int(row["n"]) == n]) for n in sizes]
+        selected = [row for row in rows if row["method"] == name]
+        sizes = sorted({int(row["n"]) for row in selected})
+        means = [np.mean([float(row["moved"]) for row in selected if int(row["n"]) == n]) for n in sizes]
         slope = np.polyfit(np.log(sizes), np.log(np.maximum(means, 1e-12)), 1)[0]
         axes.loglog(sizes, means, "o-", color=colour, markersize=4, label=f"{name}: slope {slope:.2f}")
         print(
@@ -435,11 +442,18 @@ def stability(again: bool) -> None:
     figure.savefig(OUT / "compressed-stability.png")
 
 
-# -- tables and pictures -------------------------------------------------------------------------------
+# -- tables and figures --------------------------------------------------------------------------------
 
 
 def table(name: str, run: Callable[[set[Line]], Iterator[list[Row]]], keys: Sequence[str], again: bool) -> list[Row]:
-    """The rows of a study. `run` gets the lines that are there, by the values of their `keys`, and makes the others."""
+    """Return the rows of a study, after running the lines that its file does not have.
+
+    Args:
+        name: the name of the file.
+        run: yields the rows of each missing line; it gets the lines that the file has.
+        keys: the columns that identify a line.
+        again: whether to run all lines.
+    """
     path = OUT / f"{name}.csv"
     if again:
         path.unlink(missing_ok=True)
@@ -476,8 +490,8 @@ STUDIES = {"rates": rates, "dimension": dimension, "adult": adult, "stability": 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="which (default: all)")
-    parser.add_argument("--again", action="store_true", help="run lines that are there, too")
+    parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="studies to run (default: all)")
+    parser.add_argument("--again", action="store_true", help="run all lines again, also those in the table")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.studies or STUDIES:

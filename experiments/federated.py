@@ -1,12 +1,13 @@
-"""Federated methods side by side: IID over noise levels, fairness, and extreme skew with and without noise.
+"""Compare federated methods: IID clients at several noise levels, fairness, and extreme skew with and without noise.
 
     python experiments/federated.py [--studies iid,fair,skew] [--data mnist,fashion-mnist] [--seeds 3] [--workers 2]
                                     [--cells 'iid/fedavg@4,...'] [--pfa] [--out DIR] [--tables] [--fast]
 
-Settings are those of the papers where they are printed, and the nearest reading where they are not. Every method of a
-study has the same clients, steps, bound and noise multiplier, so the same epsilon. Runs go seed by seed and are kept:
-start it again to go on; `--tables` runs nothing and writes tables and pictures of what is there. `--fast` runs
-everything on the digits in a few rounds, to see that it works; its numbers mean nothing.
+Settings are those of the papers where the papers state them, and the closest interpretation where they do not. All
+methods of a study have the same clients, steps, clip bound and noise multiplier, and therefore the same epsilon. The
+script runs one seed after the other and stores every finished run, so that a stopped study continues when it is started
+again. `--tables` runs nothing and writes the tables and figures of the finished runs. `--fast` runs all studies on the
+digits data set for a few rounds, as a test of the script; its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from gnomon.federated.rounds import InProcess, run_rounds
 from gnomon.memory import keep_memory
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.train import plain
-from gnomon.studies.cells import CellsFailed, kept_cells, run_cells, settings_key
+from gnomon.studies.cells import CellsFailed, run_cells, settings_key, stored_cells
 
 IID = ("fedavg", "fedprox", "fedlrs", "fedpdp", "fedpcdp")
 SKEWED = ("fedavg", "scaffold", "fedprox", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp")
 FAIR = (("fedavg", {}), ("q-ffl", {"q": 1.0}), ("fedfdp", {"fair": 0.01}), ("fedfdp", {"fair": 0.1}))
 SIGMAS = (4.0, 6.0, 8.0, 10.0)
 JOINT = 2.0 / UpdateAndLoss(2.5).joint(1.0)
-"""Updates with 2 and losses with 5 on one batch, as FedFDP has them. The others get the same, for the same epsilon."""
+"""The noise multiplier of the fairness study. FedFDP releases updates with noise 2 and losses with noise 5 from one
+batch; the other methods get the joint noise multiplier, so that all methods have the same epsilon."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run."""
+    """One run of a study."""
 
     study: str
     label: str
@@ -57,17 +59,20 @@ class Cell:
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
-    """Everything that was asked for, seed by seed, so that a stopped study has whole tables of its first seeds."""
-    found = []
+    """Return all selected runs, seed by seed, so that a stopped study has complete tables for its first seeds."""
+    selected = []
     for seed in range(1 if args.fast else args.seeds):
         for study in [*args.studies, *(["pfa"] if args.pfa else [])]:
             for data in ["digits"] if args.fast else args.data:
-                found += STUDIES[study](base(args, data, seed))
-    return [cell for cell in found if any(fnmatchcase(cell.name, pattern) for pattern in args.cells)]
+                selected += STUDIES[study](base(args, data, seed))
+    return [cell for cell in selected if any(fnmatchcase(cell.name, pattern) for pattern in args.cells)]
 
 
 def base(args: argparse.Namespace, data: str, seed: int) -> FederateConfig:
-    """Ten clients with 5,000 records each, 80 rounds of five steps with batches of 250 (FedPCDP's epsilons fit it)."""
+    """Return the common settings: ten clients with 5,000 records each and 80 rounds of five steps with batches of 250.
+
+    The epsilons that the FedPCDP paper states agree with these settings.
+    """
     config = FederateConfig(
         data=data, data_dir=args.data_dir, private=50_000, public=100, clients=10, rounds=args.rounds,
         participation=0.8, steps_per_round=5, batch_size=250, max_grad_norm=0.01, lr=args.lr, rank=100,
@@ -80,7 +85,11 @@ def base(args: argparse.Namespace, data: str, seed: int) -> FederateConfig:
 
 
 def named(config: FederateConfig, method: str, sigma: float) -> FederateConfig:
-    """A method at a noise level. FedLRS's pull begins where a round without noise could end; that is not printed."""
+    """Return the settings of a method at a noise level.
+
+    The paper does not state the update limit of FedLRS. Here it is the largest update that a round without noise can
+    reach.
+    """
     config = dataclasses.replace(config, method=method, noise_multiplier=sigma)
     if method != "fedlrs":
         return config
@@ -95,13 +104,13 @@ def iid(config: FederateConfig) -> Iterator[Cell]:
 
 
 def pfa(config: FederateConfig) -> Iterator[Cell]:
-    """One more line of the IID table, which the paper does not have."""
+    """Return the runs of PFA, a further line of the IID table that the paper does not have."""
     for sigma in SIGMAS:
         yield Cell("iid", "pfa", named(config, "pfa", sigma))
 
 
 def skew(config: FederateConfig) -> Iterator[Cell]:
-    """Almost one class a client."""
+    """Return the runs of the study in which each client has almost only one class."""
     config = dataclasses.replace(config, partition="one-class:0.02")
     for sigma in (4.0, 0.0):
         for method in SKEWED:
@@ -109,7 +118,10 @@ def skew(config: FederateConfig) -> Iterator[Cell]:
 
 
 def fair(config: FederateConfig) -> Iterator[Cell]:
-    """FedFDP's setting: Dirichlet 0.1, everybody takes one step a round at q = 0.05."""
+    """Return the runs of the fairness study, with FedFDP's settings.
+
+    Clients are drawn from Dirichlet 0.1, and every client takes one step per round at sampling rate 0.05.
+    """
     config = dataclasses.replace(
         config, partition="dirichlet:0.1", holdout=0.25, participation=1.0, client_weights="size", sample_rate=0.05,
         steps_per_round=1, rounds=config.rounds if config.rounds < 80 else 300, max_grad_norm=0.1, lr=1.0,
@@ -123,7 +135,7 @@ STUDIES = {"iid": iid, "skew": skew, "fair": fair, "pfa": pfa}
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """One run on one thread, as plain values."""
+    """Run one cell on one thread and return its result as plain values."""
     torch.set_num_threads(1)
     keep_memory()
     started = time.monotonic()
@@ -143,7 +155,7 @@ def run(cell: Cell) -> dict[str, Any]:
     for profile in sorted(federation.server.profiles.values(), key=lambda profile: profile.account.steps):
         accounts[profile.account.sampler.name] = profile.account  # the account with the most steps stays
     last = history[-1]
-    asked = last["accepted"] + last["refused"]
+    participants = last["accepted"] + last["refused"]
     return plain(
         {
             "study": cell.study,
@@ -154,8 +166,8 @@ def run(cell: Cell) -> dict[str, Any]:
             "accuracy": last["validation/accuracy"],
             "unfairness": last.get("validation/unfairness"),
             "worst": last.get("validation/worst accuracy"),
-            "down": last["bytes/down"] / asked,
-            "first down": history[0]["bytes/down"] / asked,
+            "down": last["bytes/down"] / participants,
+            "first down": history[0]["bytes/down"] / participants,
             "up": last["bytes/up"] / last["accepted"],
             "rounds": cell.config.rounds,
             "seconds": time.monotonic() - started,
@@ -169,40 +181,40 @@ def split(text: str) -> list[str]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """What was asked for on the command line, or by `words`."""
+    """Parse the command line, or the given words."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=split, default=["iid", "fair", "skew"])
     parser.add_argument("--data", type=split, default=["mnist", "fashion-mnist"])
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--lr", type=float, default=20.0, help="local learning rate of iid and skew (default: 20)")
-    parser.add_argument("--rounds", type=int, default=80, help="fewer only to see that it works")
+    parser.add_argument("--rounds", type=int, default=80, help="number of rounds; fewer than 80 only as a test")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cells", type=split, default=["*"], help="only STUDY/METHOD@SIGMA that match, * is anything")
-    parser.add_argument("--pfa", action="store_true", help="also PFA in the IID table, last")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one thread each")
-    parser.add_argument("--fast", action="store_true")
-    parser.add_argument("--tables", action="store_true", help="run nothing; write tables of what is there")
+    parser.add_argument("--cells", type=split, default=["*"], help="run only cells that match STUDY/METHOD@SIGMA")
+    parser.add_argument("--pfa", action="store_true", help="add PFA as the last line of the IID table")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, with one thread each")
+    parser.add_argument("--fast", action="store_true", help="test the script on the digits data set in a few rounds")
+    parser.add_argument("--tables", action="store_true", help="run nothing; write the tables of the finished runs")
     parser.add_argument("--out", type=Path, default=Path("runs/federated"))
     args = parser.parse_args(words)
     unknown = [name for name in args.studies if name not in STUDIES]
     if unknown:
-        parser.error(f"--studies {unknown[0]}: one of {', '.join(STUDIES)}")
+        parser.error(f"--studies {unknown[0]} is unknown; expected {', '.join(STUDIES)}")
     if not cells(args):
-        parser.error(f"--cells {','.join(args.cells)}: no run matches; names are as iid/fedavg@4")
+        parser.error(f"--cells {','.join(args.cells)} matches no run; names look like iid/fedavg@4")
     return args
 
 
 def main() -> None:
     args = arguments()
-    every, failures = cells(args), []
+    selected, failures = cells(args), []
     if not args.tables:
-        for seed in dict.fromkeys(cell.config.seed for cell in every):
+        for seed in dict.fromkeys(cell.config.seed for cell in selected):
             try:
-                run_cells([cell for cell in every if cell.config.seed == seed], args.out, run, workers=args.workers)
+                run_cells([cell for cell in selected if cell.config.seed == seed], args.out, run, workers=args.workers)
             except CellsFailed as error:
                 failures.append(str(error))
-            federated_tables.write([found for _, found in kept_cells(every, args.out)], args.out)
-    print(federated_tables.write([found for _, found in kept_cells(every, args.out)], args.out))
+            federated_tables.write([result for _, result in stored_cells(selected, args.out)], args.out)
+    print(federated_tables.write([result for _, result in stored_cells(selected, args.out)], args.out))
     if failures:
         raise SystemExit("\n".join(failures))
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of the federated study: measured beside published, with the number of seeds in each cell."""
+"""Tables and figures of the federated study: measured and published results, with the number of seeds of each cell."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from gnomon.accounting import digits
 from gnomon.figures.comparison import colours
-from gnomon.figures.picture import GREY, Picture, bars, blank, legend, over_seeds
-from gnomon.studies.reproduce.names import difference, spread, three
-from gnomon.studies.store import made_with, made_words
+from gnomon.figures.picture import GREY, Picture, blank, deviation_words, error_bars, legend
+from gnomon.studies.reproduce.formatting import format_deviation, format_difference, format_number
+from gnomon.studies.store import package_versions, versions_sentence
 
 NAMES = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedlrs": "FedLRS", "fedpdp": "FedPDP", "fedpcdp": "FedPCDP",
@@ -40,7 +40,8 @@ PUBLISHED = {
         "fedpcdp": ((71.10, 0.46), (70.23, 0.55), (68.59, 0.66), (69.08, 0.66)),
     },
 }
-"""FedPCDP's paper: accuracy in per cent and its standard deviation over 3 runs, IID, by `SIGMAS`."""
+"""Results of the FedPCDP paper on IID clients: accuracy in per cent and its standard deviation over 3 runs, in the
+order of `SIGMAS`."""
 
 SIGMAS = (4.0, 6.0, 8.0, 10.0)
 PAPER_EPSILON = dict(zip(SIGMAS, (1.30, 0.83, 0.62, 0.50), strict=True))
@@ -51,7 +52,7 @@ FAIR_PUBLISHED = {
         "fedavg": ((84.15, 1.97), 3.0e8), "q-ffl": ((83.13, 2.74), 4.2e9), "fedfdp": ((85.99, 0.76), 2.8e8),
     },
 }  # fmt: skip
-"""FedFDP's paper, at epsilon 3.52, as a third party quotes it: accuracy and Psi."""
+"""Results of the FedFDP paper at epsilon 3.52, as quoted by a third party: accuracy with its deviation, and Psi."""
 
 COLUMNS = (
     "study", "data", "method", "sigma", "epsilon", "paper_epsilon", "seeds", "accuracy", "accuracy_std", "published",
@@ -63,16 +64,21 @@ Row = dict[str, Any]
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """A row for each method, data set and noise level: mean and standard deviation over seeds."""
+    """Return a row for each method, data set and noise level, with means and standard deviations over seeds."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in results:
-        groups.setdefault((one["study"], one["data"], one["label"], one["sigma"]), []).append(one)
+    for result in results:
+        key = (result["study"], result["data"], result["label"], result["sigma"])
+        groups.setdefault(key, []).append(result)
     return [_row(*key, group) for key, group in groups.items()]
 
 
 def _row(study: str, data: str, label: str, sigma: float, group: list[dict[str, Any]]) -> Row:
-    accuracy, off = _over([100 * one["accuracy"] for one in group])
-    unfair, unfair_off = _over([one["unfairness"] for one in group if one["unfairness"] is not None])
+    accuracy, accuracy_std = _mean_and_deviation([100 * run["accuracy"] for run in group])
+    unfairness, unfairness_std = _mean_and_deviation(
+        [run["unfairness"] for run in group if run["unfairness"] is not None]
+    )
+    worst, _ = _mean_and_deviation([100 * run["worst"] for run in group if run["worst"] is not None])
+    seconds, _ = _mean_and_deviation([run["seconds"] for run in group])
     published: tuple[float | None, float | None] = (None, None)
     psi = None
     if study == "iid" and label in PUBLISHED.get(data, {}) and sigma in SIGMAS:
@@ -80,49 +86,50 @@ def _row(study: str, data: str, label: str, sigma: float, group: list[dict[str, 
     elif study == "fair" and data in FAIR_PUBLISHED:
         published, psi = FAIR_PUBLISHED[data][label.partition(" ")[0]]
     values = (
-        study, data, label, sigma, max(math.inf if one["epsilon"] is None else one["epsilon"] for one in group),
+        study, data, label, sigma, max(math.inf if run["epsilon"] is None else run["epsilon"] for run in group),
         PAPER_EPSILON.get(sigma) if study == "iid" else 3.52 if study == "fair" else None,
-        len(group), accuracy, off, *published, unfair, unfair_off, psi,
-        _over([100 * one["worst"] for one in group if one["worst"] is not None])[0],
-        group[0]["down"], group[0]["first down"], group[0]["up"], group[0]["rounds"],
-        _over([one["seconds"] for one in group])[0],
+        len(group), accuracy, accuracy_std, *published, unfairness, unfairness_std, psi, worst,
+        group[0]["down"], group[0]["first down"], group[0]["up"], group[0]["rounds"], seconds,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def _over(values: Sequence[float]) -> tuple[float | None, float | None]:
-    off = statistics.stdev(values) if len(values) > 1 else None
-    return (statistics.fmean(values) if values else None), off
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return (statistics.fmean(values) if values else None), deviation
 
 
 def write(results: Sequence[dict[str, Any]], folder: Path) -> str:
-    """Leave CSV, Markdown and pictures in a folder; the Markdown, to be shown."""
-    found = rows(results)
+    """Write CSV, Markdown and figures into a folder; return the Markdown."""
+    all_rows = rows(results)
     folder.mkdir(parents=True, exist_ok=True)
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(all_rows)
     (folder / "federated.csv").write_text(out.getvalue())
     parts = (iid_tables, fair_tables, skew_tables, traffic)
-    lines = [line for part in parts for line in part(found)]
-    about = "Measured in bold, [seeds] behind it, published in parentheses with measured minus published."
-    about = f"{about} {made_words(made_with(results))}".rstrip()
+    lines = [line for part in parts for line in part(all_rows)]
+    about = (
+        "Measured results are bold, with the number of seeds in brackets; published results and the difference "
+        "(measured minus published) are in parentheses."
+    )
+    about = f"{about} {versions_sentence(package_versions(results))}".rstrip()
     text = "\n".join([about, "", *lines])
     (folder / "federated.md").write_text(text + "\n")
-    for picture in (iid_picture(found), fair_picture(found), skew_picture(found)):
+    for picture in (iid_picture(all_rows), fair_picture(all_rows), skew_picture(all_rows)):
         if picture is not None:
             picture.save(folder)
     return text
 
 
-def _of(found: Sequence[Row], study: str) -> dict[str, list[Row]]:
-    """The rows of a study, by data set."""
-    sets: dict[str, list[Row]] = {}
-    for row in found:
+def _by_data_set(all_rows: Sequence[Row], study: str) -> dict[str, list[Row]]:
+    """Return the rows of a study, by data set."""
+    groups: dict[str, list[Row]] = {}
+    for row in all_rows:
         if row["study"] == study:
-            sets.setdefault(row["data"], []).append(row)
-    return sets
+            groups.setdefault(row["data"], []).append(row)
+    return groups
 
 
 def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
@@ -133,125 +140,125 @@ def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> 
 def _measured(row: Row | None) -> str:
     if row is None:
         return "not run"
-    theirs = ""
-    if row["published"] is not None:
-        apart = difference(row["accuracy"], row["published"])
-        theirs = f" ({three(row['published'])}{spread(row['published_std'], row['published'])}; {apart})"
-    return f"**{three(row['accuracy'])}{spread(row['accuracy_std'], row['accuracy'])}** [{row['seeds']}]{theirs}"
+    accuracy, published = row["accuracy"], row["published"]
+    text = f"**{format_number(accuracy)}{format_deviation(row['accuracy_std'], accuracy)}** [{row['seeds']}]"
+    if published is not None:
+        text += f" ({format_number(published)}{format_deviation(row['published_std'], published)}"
+        text += f"; {format_difference(accuracy, published)})"
+    return text
 
 
-def iid_tables(found: Sequence[Row]) -> list[str]:
+def iid_tables(all_rows: Sequence[Row]) -> list[str]:
     lines = []
-    for data, mine in _of(found, "iid").items():
-        sigmas = sorted({row["sigma"] for row in mine})
-        cells = {(row["method"], row["sigma"]): row for row in mine}
+    for data, data_rows in _by_data_set(all_rows, "iid").items():
+        sigmas = sorted({row["sigma"] for row in data_rows})
+        cells = {(row["method"], row["sigma"]): row for row in data_rows}
         body = [
             [NAMES.get(method, method), *(_measured(cells.get((method, sigma))) for sigma in sigmas)]
-            for method in dict.fromkeys(row["method"] for row in mine)
+            for method in dict.fromkeys(row["method"] for row in data_rows)
         ]
-        for name, key in (("epsilon, true", "epsilon"), ("epsilon, published", "paper_epsilon")):
-            known = {row["sigma"]: row[key] for row in mine}
+        for name, key in (("true epsilon", "epsilon"), ("published epsilon", "paper_epsilon")):
+            known = {row["sigma"]: row[key] for row in data_rows}
             body.append([name, *("" if known[sigma] is None else f"{known[sigma]:.2f}" for sigma in sigmas)])
-        title = f"IID, {SETS[data]}: accuracy in %, {mine[0]['rounds']} rounds"
+        title = f"IID, {SETS[data]}: accuracy in %, {data_rows[0]['rounds']} rounds"
         lines += _table(title, ["", *(f"σ = {sigma:g}" for sigma in sigmas)], body)
     return lines
 
 
-def fair_tables(found: Sequence[Row]) -> list[str]:
+def fair_tables(all_rows: Sequence[Row]) -> list[str]:
     lines = []
-    for data, mine in _of(found, "fair").items():
+    for data, data_rows in _by_data_set(all_rows, "fair").items():
         body = []
-        for row in mine:
-            off = "" if row["unfairness_std"] is None else f" ± {row['unfairness_std']:.2g}"
+        for row in data_rows:
+            deviation = "" if row["unfairness_std"] is None else f" ± {row['unfairness_std']:.2g}"
             psi = "" if row["published_unfairness"] is None else f" ({row['published_unfairness']:.1e})"
-            unfair = "–" if row["unfairness"] is None else f"**{row['unfairness']:.3g}{off}**{psi}"
+            unfairness = "–" if row["unfairness"] is None else f"**{row['unfairness']:.3g}{deviation}**{psi}"
             worst = "–" if row["worst_accuracy"] is None else f"{row['worst_accuracy']:.1f}"
-            body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfair, worst])
-        title = (
-            f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {digits(mine[0]['epsilon'], 2)}, {mine[0]['rounds']} rounds"
-        )
+            body.append([NAMES.get(row["method"], row["method"]), _measured(row), unfairness, worst])
+        epsilon, rounds = digits(data_rows[0]["epsilon"], 2), data_rows[0]["rounds"]
+        title = f"Fairness, {SETS[data]}: Dirichlet 0.1, ε = {epsilon}, {rounds} rounds"
         lines += _table(title, ["", "accuracy, %", "variance of the clients' losses", "worst client, %"], body)
     return lines
 
 
-def skew_tables(found: Sequence[Row]) -> list[str]:
+def skew_tables(all_rows: Sequence[Row]) -> list[str]:
     lines = []
-    for data, mine in _of(found, "skew").items():
-        cells = {(row["method"], row["sigma"]): row for row in mine}
-        sigmas = sorted({row["sigma"] for row in mine})
-        epsilon = {row["sigma"]: row["epsilon"] for row in mine}
+    for data, data_rows in _by_data_set(all_rows, "skew").items():
+        cells = {(row["method"], row["sigma"]): row for row in data_rows}
+        sigmas = sorted({row["sigma"] for row in data_rows})
+        epsilon = {row["sigma"]: row["epsilon"] for row in data_rows}
         heads = ["no noise" if not sigma else f"σ = {sigma:g}, ε = {digits(epsilon[sigma], 2)}" for sigma in sigmas]
         body = [
             [NAMES.get(method, method), *(_measured(cells.get((method, sigma))) for sigma in sigmas)]
-            for method in dict.fromkeys(row["method"] for row in mine)
+            for method in dict.fromkeys(row["method"] for row in data_rows)
         ]
-        title = f"Almost one class a client, {SETS[data]}: accuracy in %, {mine[0]['rounds']} rounds"
+        title = f"About one class per client, {SETS[data]}: accuracy in %, {data_rows[0]['rounds']} rounds"
         lines += _table(title, ["", *heads], body)
     return lines
 
 
-def traffic(found: Sequence[Row]) -> list[str]:
-    """Bytes of a client and round, beside FedAvg's."""
+def traffic(all_rows: Sequence[Row]) -> list[str]:
+    """Return the table of the bytes that one client receives and sends in a round, relative to FedAvg."""
     for study in ("skew", "iid", "fair"):
-        for data, mine in _of(found, study).items():
-            whole = next((row for row in mine if row["method"] == "fedavg"), None)
+        for data, data_rows in _by_data_set(all_rows, study).items():
+            whole = next((row for row in data_rows if row["method"] == "fedavg"), None)
             if whole is None:
                 continue
-            each = {row["method"]: row for row in reversed(mine)}
+            each = {row["method"]: row for row in reversed(data_rows)}
             body = [
                 [NAMES.get(method, method), f"{row['bytes_down']:,.0f}", f"{row['bytes_down_first']:,.0f}",
                  f"{row['bytes_up']:,.0f}", f"{row['bytes_up'] / whole['bytes_up']:.3g}"]
                 for method, row in reversed(each.items())
             ]  # fmt: skip
-            heads = ["", "down", "down, first time", "up", "up, in units of FedAvg's"]
-            return _table(f"Bytes of a client and round, {SETS[data]}", heads, body)
+            heads = ["", "received", "received, first round", "sent", "sent, relative to FedAvg"]
+            return _table(f"Bytes per client and round, {SETS[data]}", heads, body)
     return []
 
 
-def iid_picture(found: Sequence[Row]) -> Picture | None:
-    """Accuracy against the noise multiplier; published values dashed."""
-    sets = _of(found, "iid")
-    if not sets:
+def iid_picture(all_rows: Sequence[Row]) -> Picture | None:
+    """Draw accuracy against the noise multiplier, with published results as dashed lines."""
+    data_sets = _by_data_set(all_rows, "iid")
+    if not data_sets:
         return None
-    figure, axes = blank(len(sets))
-    shades = colours([row["method"] for mine in sets.values() for row in mine])
-    for panel, (data, mine) in zip(axes, sets.items(), strict=True):
-        for method in dict.fromkeys(row["method"] for row in mine):
-            line = sorted((row for row in mine if row["method"] == method), key=lambda row: row["sigma"])
+    figure, axes = blank(len(data_sets))
+    shades = colours([row["method"] for data_rows in data_sets.values() for row in data_rows])
+    for panel, (data, data_rows) in zip(axes, data_sets.items(), strict=True):
+        for method in dict.fromkeys(row["method"] for row in data_rows):
+            line = sorted((row for row in data_rows if row["method"] == method), key=lambda row: row["sigma"])
             sigmas, shade = [row["sigma"] for row in line], shades[method]
-            off = bars([row["accuracy_std"] for row in line])
+            bar_lengths = error_bars([row["accuracy_std"] for row in line])
             panel.errorbar(
-                sigmas, [row["accuracy"] for row in line], off, color=shade, marker="o", markersize=4, capsize=2,
-                label=NAMES.get(method, method) if panel is axes[0] else None,
+                sigmas, [row["accuracy"] for row in line], bar_lengths, color=shade, marker="o", markersize=4,
+                capsize=2, label=NAMES.get(method, method) if panel is axes[0] else None,
             )  # fmt: skip
             known = [row for row in line if row["published"] is not None]
             panel.plot([row["sigma"] for row in known], [row["published"] for row in known], "--", color=shade, lw=1)
         panel.set_title(SETS[data], fontsize=10)
-        panel.set_xticks(sorted({row["sigma"] for row in mine}))
+        panel.set_xticks(sorted({row["sigma"] for row in data_rows}))
         panel.set_xlabel("noise multiplier σ")
     axes[0].plot([], [], "--", color=GREY, lw=1, label="published")
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0])
-    spreads = [row["accuracy_std"] for mine in sets.values() for row in mine]
-    caption = f"IID clients: measured ({over_seeds(spreads)}) and published (dashed)."
+    deviations = [row["accuracy_std"] for data_rows in data_sets.values() for row in data_rows]
+    caption = f"IID clients: measured results ({deviation_words(deviations)}) and published results (dashed)."
     return Picture("federated-iid", caption, caption, figure)
 
 
-def skew_picture(found: Sequence[Row]) -> Picture | None:
-    """Accuracy of each method with and without noise."""
-    sets = _of(found, "skew")
-    if not sets:
+def skew_picture(all_rows: Sequence[Row]) -> Picture | None:
+    """Draw the accuracy of each method with and without noise."""
+    data_sets = _by_data_set(all_rows, "skew")
+    if not data_sets:
         return None
-    figure, axes = blank(len(sets))
+    figure, axes = blank(len(data_sets))
     shades = colours(["noise", "no noise"])
-    for panel, (data, mine) in zip(axes, sets.items(), strict=True):
-        methods = list(dict.fromkeys(row["method"] for row in mine))
+    for panel, (data, data_rows) in zip(axes, data_sets.items(), strict=True):
+        methods = list(dict.fromkeys(row["method"] for row in data_rows))
         for shift, (name, noisy) in zip((-0.2, 0.2), (("no noise", False), ("noise", True)), strict=True):
-            group = [row for row in mine if bool(row["sigma"]) == noisy]
+            group = [row for row in data_rows if bool(row["sigma"]) == noisy]
             label = name if not noisy or not group else f"σ = {group[0]['sigma']:g}"
             panel.bar(
                 [methods.index(row["method"]) + shift for row in group], [row["accuracy"] for row in group], 0.38,
-                yerr=bars([row["accuracy_std"] for row in group]), capsize=2, color=shades[name],
+                yerr=error_bars([row["accuracy_std"] for row in group]), capsize=2, color=shades[name],
                 label=label if panel is axes[0] else None,
             )  # fmt: skip
         panel.set_xticks(range(len(methods)), [NAMES.get(m, m) for m in methods], rotation=45, ha="right", fontsize=8)
@@ -259,20 +266,20 @@ def skew_picture(found: Sequence[Row]) -> Picture | None:
         panel.set_ylim(0, 100)
     axes[0].set_ylabel("test accuracy (%)")
     legend(axes[0], most=1)
-    spreads = [row["accuracy_std"] for mine in sets.values() for row in mine]
-    caption = f"Almost one class a client, with and without noise, {over_seeds(spreads)}."
+    deviations = [row["accuracy_std"] for data_rows in data_sets.values() for row in data_rows]
+    caption = f"About one class per client, with and without noise, {deviation_words(deviations)}."
     return Picture("federated-skew", caption, caption, figure)
 
 
-def fair_picture(found: Sequence[Row]) -> Picture | None:
-    """Unfairness against accuracy: down and right is better."""
-    sets = _of(found, "fair")
-    if not sets:
+def fair_picture(all_rows: Sequence[Row]) -> Picture | None:
+    """Draw unfairness against accuracy."""
+    data_sets = _by_data_set(all_rows, "fair")
+    if not data_sets:
         return None
-    figure, axes = blank(len(sets))
-    shades = colours([row["method"] for mine in sets.values() for row in mine])
-    for panel, (data, mine) in zip(axes, sets.items(), strict=True):
-        for row in mine:
+    figure, axes = blank(len(data_sets))
+    shades = colours([row["method"] for data_rows in data_sets.values() for row in data_rows])
+    for panel, (data, data_rows) in zip(axes, data_sets.items(), strict=True):
+        for row in data_rows:
             panel.errorbar(
                 row["accuracy"], row["unfairness"], row["unfairness_std"], row["accuracy_std"], "o", capsize=2,
                 color=shades[row["method"]],
@@ -283,5 +290,5 @@ def fair_picture(found: Sequence[Row]) -> Picture | None:
         panel.set_xlabel("accuracy (%)")
     axes[0].set_ylabel("variance of the clients' losses")
     legend(axes[0])
-    caption = "Accuracy and unfairness; right and down is better."
+    caption = "Accuracy and unfairness: higher accuracy and lower variance are better."
     return Picture("federated-fair", caption, caption, figure)

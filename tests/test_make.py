@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.studies.reproduce import available
-from gnomon.studies.reproduce.files import ELSEWHERE
+from gnomon.studies.reproduce.experiment_files import ELSEWHERE
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of README and docs: `make figures`."""
+"""Draw the figures of the README and the documentation: `make figures`."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from gnomon.figures.audit import audit_scores
 from gnomon.runs.audit import trainer_to_audit
 from gnomon.runs.config import TrainConfig
 from gnomon.studies.reproduce import read_experiment
-from gnomon.studies.reproduce.picture import pictures
+from gnomon.studies.reproduce.figures import figures
 from gnomon.studies.reproduce.run import done_rows
 
 HERE = Path(__file__).parent
 INK, PRIVATE, DOOR, PUBLIC = "#1f2933", "#fde8e1", "#b5482a", "#e3f0ff"
 
 STAGES = (
-    ("records", "who takes\npart?", "data/", PRIVATE),
-    ("updates", "what would each\none change?", "updates/", PRIVATE),
+    ("records", "which records\ntake part?", "sampling/", PRIVATE),
+    ("updates", "what would each\nrecord change?", "updates/", PRIVATE),
     ("coordinates", "in which\nsubspace?", "subspaces/", PRIVATE),
-    ("weights", "how much may\neach one count?", "clipping/", PRIVATE),
-    ("release", "clip, sum, noise,\ndivide: the door", "release/", DOOR),
-    ("lift", "what does that\nmean for the model?", "subspaces/", PUBLIC),
-    ("step", "how does the\nmodel move?", "training/", PUBLIC),
+    ("weights", "how much may\neach record count?", "clipping/", PRIVATE),
+    ("release", "clip, sum, add noise,\ndivide", "release/", DOOR),
+    ("lift", "back to the\nmodel's parameters", "subspaces/", PUBLIC),
+    ("step", "how does the\nmodel move?", "methods/", PUBLIC),
 )
 
 
 def pipeline(path: Path) -> None:
-    """How a batch walks through the code."""
+    """Draw the stages through which a batch passes."""
     figure = Figure(figsize=(13, 2.7), dpi=120)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 13)
     axes.set_ylim(0, 2.7)
     axes.axis("off")
-    for i, (name, question, place, colour) in enumerate(STAGES):
+    for i, (name, question, package, colour) in enumerate(STAGES):
         left = 0.15 + 1.84 * i
         text = "white" if colour == DOOR else INK
         axes.add_patch(FancyBboxPatch((left, 0.85), 1.5, 1.25, "round,pad=0.04", facecolor=colour, edgecolor=INK))
         axes.text(left + 0.75, 1.82, name, ha="center", weight="bold", color=text, fontsize=12)
         axes.text(left + 0.75, 1.36, question, ha="center", va="center", color=text, fontsize=9)
-        axes.text(left + 0.75, 0.96, place, ha="center", color=text, fontsize=8, family="monospace")
+        axes.text(left + 0.75, 0.96, package, ha="center", color=text, fontsize=8, family="monospace")
         if i:
             arrow = FancyArrowPatch(
                 (left - 0.29, 1.47), (left - 0.03, 1.47), arrowstyle="-|>", mutation_scale=13, color=INK
@@ -53,13 +53,13 @@ def pipeline(path: Path) -> None:
     private = "private: stays with the data holder, logged as unprotected/"
     axes.text(4.6, 0.28, private, ha="center", fontsize=9, color=DOOR)
     axes.annotate("", (9.3, 0.6), (12.75, 0.6), arrowprops={"arrowstyle": "<->", "color": "#1f6feb"})
-    axes.text(11.0, 0.28, "post-processing: costs nothing", ha="center", fontsize=9, color="#1f6feb")
-    axes.text(0.15, 2.4, "One batch, left to right, once; no stage looks back", fontsize=10, color=INK)
+    axes.text(11.0, 0.28, "post-processing: costs no privacy", ha="center", fontsize=9, color="#1f6feb")
+    axes.text(0.15, 2.4, "A batch passes once, from left to right; no stage uses a later one", fontsize=10, color=INK)
     figure.savefig(path)
 
 
 def audited(path: Path) -> None:
-    """An audit of DP-SGD at epsilon = 1."""
+    """Draw an audit of DP-SGD at epsilon = 1."""
     trainer, _ = trainer_to_audit(TrainConfig(batch_size=14, epochs=10, target_epsilon=1.0))
     audit_scores(audit(trainer, progress=True), path)
 
@@ -87,26 +87,30 @@ MEASURED: dict[str, tuple[str, tuple[str, ...]]] = {
     "pdp-figure8": ("pdp-figure8", ()),
     "pdp-figure9": ("pdp-figure9", ()),
 }
-"""By the name of the file, the experiment whose picture it is and the lines that it shows, or () for all."""
+"""By the name of the file: the experiment that the figure shows, and its lines, or () for all lines."""
 
 
 def measured(stem: str, results: Path, name: str, shown: tuple[str, ...]) -> bool:
-    """The picture of an experiment, if its cells are there; of unprotected values under a name that says so."""
+    """Draw an experiment if it has finished runs. The name of a figure of unprotected values says so.
+
+    Returns:
+        Whether there are finished runs.
+    """
     experiment = read_experiment(name)
     if shown:
         lines = tuple(line for line in experiment.lines if line.name in shown)
         experiment = dataclasses.replace(experiment, lines=lines)
     rows = done_rows(experiment, results)
-    for picture in pictures(experiment, rows)[:1] if rows else []:
-        named = dataclasses.replace(picture, name=stem)
-        named.figure.savefig(HERE / f"{named.file}.png", dpi=160)
+    for first in figures(experiment, rows)[:1] if rows else []:
+        picture = dataclasses.replace(first, name=stem)
+        picture.figure.savefig(HERE / f"{picture.file}.png", dpi=160)
     return bool(rows)
 
 
 def main() -> None:
     for file, (name, shown) in MEASURED.items():
         if not measured(file, HERE.parent.parent / "experiments" / "results", name, shown):
-            print(f"{file} is left as it is: experiments/results has no cells of {name}")
+            print(f"{file} was not drawn: experiments/results has no finished runs of {name}")
     pipeline(HERE / "pipeline.png")
     audited(HERE / "audit.png")
 

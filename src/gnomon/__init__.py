@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         updates,
     )
     from gnomon.estimators import CompressedClassifier, CompressedRegressor
+    from gnomon.studies.compare import compare
     from gnomon.training import BudgetExhausted, Mechanism, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
@@ -46,6 +47,7 @@ __all__ = [
     "accounting",
     "audit",
     "clipping",
+    "compare",
     "constraints",
     "data",
     "diagnose",
@@ -82,6 +84,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gnomon.{name}")
     if name.startswith("Compressed") and name in __all__:
         return getattr(importlib.import_module("gnomon.estimators"), name)
+    if name == "compare":
+        return importlib.import_module("gnomon.studies.compare").compare
     if name in __all__:
         return getattr(importlib.import_module("gnomon.training"), name)
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

@@ -21,7 +21,7 @@ from gnomon.report import report
 from gnomon.statement.explanation import explain, guessing_accuracy
 from gnomon.statement.statement import Statement
 from gnomon.studies.compare import ComparisonRow, markdown
-from gnomon.studies.reproduce.result import _range
+from gnomon.studies.reproduce.tables import epsilon_range
 from gnomon.training.progress import Bar
 
 AWKWARD = [0.01006, 0.5004, 0.1, 0.3, 0.70001, 1.0, 2.99949, 12.3451, 0.000123456, 0.00990001, 1234.5678, 3.00049e6]
@@ -86,7 +86,7 @@ def test_noise_that_the_account_command_prints_for_a_target_reaches_it(capsys):
 @pytest.mark.parametrize("value", [0.01006, 0.5004, 2.9994])
 def test_the_progress_bar_does_not_show_less_than_was_spent(value, capsys):
     with Bar("dp-sgd", total=2, done=0, visible=True) as bar:
-        bar.tell({"epsilon": value, "step": 1, "validation/accuracy": 0.5})
+        bar.show({"epsilon": value, "step": 1, "validation/accuracy": 0.5})
     assert min(numbers(capsys.readouterr().err, "epsilon=")) >= value
 
 
@@ -126,7 +126,7 @@ def test_tables_do_not_show_less_than_was_spent(value):
     row = ComparisonRow("dp-sgd", 2.0, value, 0.6, 0.1, 2, 1.0)
     assert min(numbers(markdown([row]), "epsilon ")) >= value
     assert min(numbers(comparison_pictures([row], [])[0].alt)) >= value
-    assert float(_range([value])) >= value
+    assert float(epsilon_range([value])) >= value
 
 
 def test_what_the_ledger_shows_is_not_less_than_its_runs_cost(tmp_path, capsys):

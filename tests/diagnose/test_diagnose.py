@@ -240,7 +240,7 @@ def test_captions_say_whose_gradients_are_held_against_which_subspace():
 
     said = caption(pcdp(PUBLIC, rank=6))
     assert "private gradients in the method's public subspace (rank 6)" in said
-    assert "held-out public gradients in that of the other half (rank 5)" in said
+    assert "held-out public gradients in the subspace of the other half of the public records (rank 5)" in said
     assert "private gradients in the subspace of the public records (rank 5)" in caption(rpdp(rank=9), public=PUBLIC)
     assert "private" not in caption(pcdp(PUBLIC, rank=6), public_only=True)
 
@@ -429,7 +429,7 @@ def test_public_gradients_are_not_held_against_a_bound_for_displacements():
 
 def test_the_caption_about_public_gradients_says_that_they_are_not_projected():
     records = [{"epoch": 1.0, "public/bias/cosine": 0.9, "public/bias/ratio": 0.5}]
-    assert "clipped as they are, without projection" in diagnostic_pictures(records)[0].caption
+    assert "Effect of clipping, without projection" in diagnostic_pictures(records)[0].caption
     records[0] |= {"unprotected/bias/cosine": 0.9, "unprotected/bias/ratio": 0.5}
     assert "clipping and projection" in diagnostic_pictures(records)[0].caption
 
@@ -449,8 +449,8 @@ def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
     assert record["epoch"] == 2.0
     assert main(["report", str(out)]) == 0
     page = (out / "report.html").read_text()
-    assert "Inside training" in page
-    assert "clipped sum over the expected length of its noise" in page
+    assert "<h3>Diagnostics</h3>" in page
+    assert "clipped sum relative to the expected norm of its noise" in page
     assert main(["report", str(out), "--without-unprotected"]) == 0
     page = (out / "report.html").read_text()
     assert "public gradients" in page

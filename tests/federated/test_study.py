@@ -58,7 +58,7 @@ def test_one_seed_has_no_bars(study):
         alone, more = draw(tables.rows(one)), draw(tables.rows(several))
         assert "one seed" in alone.caption
         assert not [bar for bar in alone.figure.axes[0].containers if getattr(bar, "has_yerr", False)]
-        assert "with bars of one standard deviation over seeds" in more.caption
+        assert "with error bars of one standard deviation over seeds" in more.caption
         assert [bar for bar in more.figure.axes[0].containers if getattr(bar, "has_yerr", False)]
 
 

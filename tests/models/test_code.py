@@ -70,13 +70,13 @@ def test_a_changed_model_is_run_again(own, tmp_path, monkeypatch, file):
     ran = []
     real = compare.run_cell
     monkeypatch.setattr(compare, "run_cell", lambda cell: ran.append(cell.label) or real(cell))
-    first = compare.run(cells, tmp_path / "out", progress=False)
+    first = compare.run_grid(cells, tmp_path / "out", progress=False)
     forget()
-    assert compare.run(cells, tmp_path / "out", progress=False) == first
+    assert compare.run_grid(cells, tmp_path / "out", progress=False) == first
     assert len(ran) == 1
     change(own / file)
-    assert compare.done(cells, tmp_path / "out") == []
-    compare.run(cells, tmp_path / "out", progress=False)
+    assert compare.stored_results(cells, tmp_path / "out") == []
+    compare.run_grid(cells, tmp_path / "out", progress=False)
     assert len(ran) == 2
     assert len(list(ResultStore(tmp_path / "out").folder.iterdir())) == 2  # the old one stays
 
@@ -97,22 +97,22 @@ def test_a_model_that_changes_while_a_study_runs_is_not_kept(own, tmp_path, monk
         return found
 
     monkeypatch.setattr(compare, "run_cell", slow)
-    with pytest.raises(CellsFailed, match="changed while it ran: start again"):
-        compare.run(cells, tmp_path / "out", progress=False)
+    with pytest.raises(CellsFailed, match="changed during the run; start again"):
+        compare.run_grid(cells, tmp_path / "out", progress=False)
     assert list(ResultStore(tmp_path / "out").folder.iterdir()) == []
 
 
 def test_code_that_changed_since_this_process_imported_it_is_refused_until_it_is_reloaded(own, tmp_path):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
-    compare.run(cells, tmp_path / "out", progress=False)
+    compare.run_grid(cells, tmp_path / "out", progress=False)
     net = own / "own_for_test/net.py"
     net.write_text(f"{NET}# another comment\n")  # and the module of this process is still the old one
     with pytest.raises(
         SettingError, match=r"code of model 'own_for_test.net:Net' changed since.*start the program again"
     ):
-        compare.run(cells, tmp_path / "out", progress=False)
+        compare.run_grid(cells, tmp_path / "out", progress=False)
     importlib.reload(sys.modules["own_for_test.net"])
-    assert len(compare.run(cells, tmp_path / "out", progress=False)) == 1
+    assert len(compare.run_grid(cells, tmp_path / "out", progress=False)) == 1
 
 
 def test_a_model_without_a_file_is_refused_by_name():

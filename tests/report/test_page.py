@@ -19,15 +19,14 @@ from gnomon.cli.federate import add_federate
 from gnomon.cli.main import main
 from gnomon.cli.settings import settings_of
 from gnomon.cli.train import add_train
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.figures.curve import training_curve
 from gnomon.figures.picture import WARNING, Picture, blank
 from gnomon.figures.training import training_pictures
 from gnomon.report import render
 from gnomon.report import report as report_with_figures
-from gnomon.report.page import Section
-from gnomon.report.read import read_run
-from gnomon.report.repeat import run_command
+from gnomon.report.commands import run_command
+from gnomon.report.page import Section, read_folder
 from gnomon.runs.config import TrainConfig, recipe
 from gnomon.runs.federate_config import FederateConfig, federated_recipe
 from gnomon.runs.train import train
@@ -84,7 +83,7 @@ def folder_of_a_comparison(place):
     cell = {"label": "dp-sgd", "noise_multiplier": 8.0, "history": history(), "settings": {"data": "digits"}}
     (place / "cells/a.json").write_text(json.dumps(cell))
     (place / "cells/stale.json").write_text(json.dumps(cell | {"label": "an-earlier-grid"}))
-    plan = {"settings": {"data": "digits", "epochs": 3.0}, "methods": ["dp-sgd", "pcdp"], "cells": ["a"],
+    plan = {"settings": {"data": "digits", "epochs": 3.0}, "methods": ["dp-sgd", "pcdp"], "cells": [["dp-sgd", "a"]],
             "noise_multipliers": [2.0, 8.0], "seeds": 2}  # fmt: skip
     (place / "comparison.json").write_text(json.dumps(plan))
     return place
@@ -119,7 +118,7 @@ def test_the_promise_is_about_what_the_statement_protects(adjacency, tmp_path):
     assert "because a client was in the data" in explain(clients)[-1]
     page = report([folder_of_a_run(tmp_path / "run", clients)]).read_text()
     assert "one client " in re.search(r"neighbouring data</th><td>([^<]*)", page)[1]
-    assert "10 clients a step" in page
+    assert "10 clients per step" in page
     assert "record" not in " ".join(explain(clients | {"adjacency": "of its own"}))
 
 
@@ -197,20 +196,20 @@ def test_a_killed_run_still_has_a_page(tmp_path):
     (place / "metrics.jsonl").write_text(json.dumps(history()[0]) + '\n{"epoch": 2, "eps')
     page = report([place]).read_text()
     assert "did not finish" in page
-    assert len(read_run(place).history) == 1
+    assert len(read_folder(place).history) == 1
 
 
 def test_broken_and_missing_folders_are_named(tmp_path):
     place = folder_of_a_run(tmp_path / "run")
     (place / "audit.json").write_text("{")
-    with pytest.raises(SettingError, match=r"audit\.json"):
+    with pytest.raises(DataError, match=r"audit\.json"):
         report([place])
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingError, match="empty"):
         report([tmp_path / "empty"])
     (place / "audit.json").unlink()
     (place / "metrics.jsonl").write_text("{\n{}\n")
-    with pytest.raises(SettingError, match="line 1"):
+    with pytest.raises(DataError, match="line 1"):
         report([place])
     assert not (place / "report.html").exists()
 
@@ -225,7 +224,7 @@ def test_broken_and_missing_folders_are_named(tmp_path):
 def test_files_that_do_not_fit_together_are_told_with_their_folder(tmp_path, file, text):
     place = folder_of_a_comparison(tmp_path / "compared")
     (place / file).write_text(text)
-    with pytest.raises(SettingError, match=r"compared.*damaged or was edited") as raised:
+    with pytest.raises(DataError, match=r"compared.*damaged or was edited") as raised:
         report([place])
     assert raised.value.__cause__ is not None
     assert not (place / "report.html").exists()
@@ -321,7 +320,7 @@ def copied(real, place, **changes):
 @pytest.mark.parametrize("changes", FORGED.values(), ids=FORGED)
 def test_a_forged_statement_gets_no_promise(real, tmp_path, changes):
     page = report([copied(real, tmp_path / "run", **changes)]).read_text()
-    assert "numbers do not fit together" in page
+    assert "numbers of the statement contradict each other" in page
     assert "This page makes no claim" in page
     assert "No guarantee" in page
     assert "is differentially private" not in page
@@ -349,7 +348,7 @@ def test_a_run_that_went_on_after_its_statement_gets_no_promise(real, tmp_path):
     last = json.loads(rows.splitlines()[-1])
     (place / "metrics.jsonl").write_text(rows + json.dumps(last | {"step": last["step"] + 100, "epoch": 20.0}) + "\n")
     page = report([place]).read_text()
-    assert f"covers {last['step']} steps, but the run has gone on to {last['step'] + 100}" in page
+    assert f"covers {last['step']} steps, but the run continued to step {last['step'] + 100}" in page
     assert "is differentially private" not in page
     (place / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows.splitlines()[:-1]))
     assert "test accuracy after" in report([place]).read_text(), "its last line was lost"
@@ -367,7 +366,7 @@ def test_a_run_without_a_claim_shows_no_epsilon_as_its_own(tmp_path):
     train(TrainConfig(epochs=1.0, noise_multiplier=5.0, insecure_noise_seed=0), out, progress=False)
     page = report([out]).read_text()
     assert "<dt>epsilon</dt><dd>no claim</dd>" in page
-    assert "what the settings would cost: the run makes no privacy claim" in page
+    assert "computed from the settings: the run makes no privacy claim" in page
     assert "epsilon spent" not in page
 
 
@@ -386,7 +385,7 @@ def test_a_statement_written_for_another_file_gets_no_promise(real, tmp_path, na
     place = copied(real, tmp_path / "run")
     (place / name).write_bytes((place / name).read_bytes() + b"\n")
     page = report([place]).read_text()
-    assert f"written for another {name}" in page
+    assert f"written for another version of {name}" in page
     assert "is differentially private" not in page
     (place / name).unlink()
     assert "is differentially private" in report([place]).read_text(), "a file that was not handed on"
@@ -507,8 +506,8 @@ def test_a_deployed_federation_has_no_command_of_one_line(tmp_path):
     (place / "answered.jsonl").write_text("")
     page = report([place]).read_text()
     assert "<code>gnomon" not in page
-    assert "Repeat it" not in page
-    assert "does not say how it was made" not in page
+    assert "<h3>Command</h3>" not in page
+    assert "does not record the command" not in page
 
 
 # -- in a browser ----------------------------------------------------------------------------------

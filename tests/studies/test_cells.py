@@ -12,7 +12,7 @@ import pytest
 from gnomon.cli.main import main
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
-from gnomon.studies.cells import CellsFailed, kept_cells, run_cells, settings_key
+from gnomon.studies.cells import CellsFailed, run_cells, settings_key, stored_cells
 from gnomon.studies.reproduce import read_experiment, reproduce
 from gnomon.studies.store import ResultStore
 from tests.studies.reproduce.test_reproduce import toy
@@ -59,7 +59,7 @@ def killed(cell):
 def test_one_run_that_fails_does_not_stop_the_others(tmp_path, workers):
     with pytest.raises(CellsFailed, match=r"1 of 4 runs failed.*toy, seed 1: ZeroDivisionError: a number"):
         run_cells(CELLS, tmp_path, failing, workers=workers, progress=False)
-    assert [cell.config.seed for cell, _ in kept_cells(CELLS, tmp_path)] == [0, 2, 3]
+    assert [cell.config.seed for cell, _ in stored_cells(CELLS, tmp_path)] == [0, 2, 3]
     assert len(run_cells(CELLS, tmp_path, fine, progress=False)) == 4
 
 
@@ -112,7 +112,7 @@ def test_commands_write_what_there_is_and_end_with_an_error(tmp_path, monkeypatc
     monkeypatch.setattr(compare, "run_cell", broken)
     with pytest.raises(CellsFailed, match="no basis"):
         reproduce(toy(tmp_path), tmp_path / "out", seeds=1, progress=False, say=lambda text: None)
-    assert "4 of 6 cells run" in (tmp_path / "out/toy/result.md").read_text()
+    assert "4 of 6 cells finished" in (tmp_path / "out/toy/result.md").read_text()
     assert read_experiment(str(tmp_path / "toy.yaml")).seeds == 2
     flags = ["--epochs", "1", "--public", "40", "--seeds", "1", "--noise-multipliers", "4", "--workers", "1", "--quiet"]
     assert main(["compare", *flags, "--methods", "dp-sgd,pcdp:rank=5", "--out", str(tmp_path / "c")]) == 2

@@ -13,19 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon import data, models
+import gnomon
+from gnomon import data, files, models
 from gnomon.cli.main import main
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import comparison_pictures
 from gnomon.report import report
-from gnomon.report.page import section
-from gnomon.report.read import read_run
-from gnomon.runs import folder as run_folder
+from gnomon.report.page import read_folder
 from gnomon.runs.builders import records
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
-from gnomon.studies import method_specs as compared_methods
 from gnomon.studies.cells import CellsFailed
+from gnomon.studies.method_specs import MethodSpec, method_specs, refuse_unused_settings, split_methods
 from gnomon.training import evaluate, train_on_public
 
 SMALL = TrainConfig(epochs=2.0, public=40, rank=10)
@@ -42,11 +41,11 @@ def test_every_method_of_a_comparison_trains_on_the_same_private_records():
 
 def test_finished_cells_are_kept_and_the_rest_goes_on(tmp_path, monkeypatch):
     cells = compare.grid(SMALL, ["dp-sgd", "rsdp"], [2.0, 8.0], 1)
-    first = compare.run(cells[:2], tmp_path, progress=False)
+    first = compare.run_grid(cells[:2], tmp_path, progress=False)
     ran = []
     real = compare.run_cell
     monkeypatch.setattr(compare, "run_cell", lambda cell: ran.append(cell.label) or real(cell))
-    every = compare.run(cells, tmp_path, progress=False)
+    every = compare.run_grid(cells, tmp_path, progress=False)
     assert ran == ["rsdp", "rsdp"]
     assert every[:2] == first
 
@@ -57,13 +56,13 @@ def test_finished_cells_are_kept_and_the_rest_goes_on(tmp_path, monkeypatch):
 )
 def test_a_damaged_cell_is_named_and_run_again(tmp_path, content):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0, 8.0], 1)
-    first = compare.run(cells, tmp_path, progress=False)
+    first = compare.run_grid(cells, tmp_path, progress=False)
     path = tmp_path / "cells" / f"{cells[0].key}.json"
     path.write_text(content, encoding="latin-1")
     with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
-        assert compare.done(cells, tmp_path) == first[1:]
+        assert compare.stored_results(cells, tmp_path) == first[1:]
     with pytest.warns(UserWarning, match=f"{cells[0].key}.json"):
-        again = compare.run(cells, tmp_path, progress=False)
+        again = compare.run_grid(cells, tmp_path, progress=False)
     assert [one["accuracy"] for one in again] == [one["accuracy"] for one in first]
 
 
@@ -77,8 +76,8 @@ def test_a_cell_keeps_its_name_under_another_label_and_is_small(tmp_path):
     (spelt,) = compare.grid(SMALL, ["pcdp:rank=10"], [2.0], 1)
     (public,) = compare.grid(SMALL, ["public-only"], [2.0], 1)
     assert plain.key == spelt.key != public.key
-    (found,) = compare.run([plain], tmp_path, progress=False)
-    (again,) = compare.done([spelt], tmp_path)
+    (found,) = compare.run_grid([plain], tmp_path, progress=False)
+    (again,) = compare.stored_results([spelt], tmp_path)
     assert again == found | {"label": "pcdp:rank=10"}
     assert [row["epoch"] for row in found["history"]] == [1.0, 2.0]
     (path,) = (tmp_path / "cells").glob("*.json")
@@ -87,7 +86,7 @@ def test_a_cell_keeps_its_name_under_another_label_and_is_small(tmp_path):
 
 def test_a_run_of_a_study_ends_with_the_accuracy_on_its_own_records_marked_as_unprotected(tmp_path):
     (cell,) = compare.grid(dataclasses.replace(SMALL, epochs=20, lr=2.0), ["dp-sgd"], [0.01], 1)
-    (found,) = compare.run([cell], tmp_path, progress=False)
+    (found,) = compare.run_grid([cell], tmp_path, progress=False)
     seen = [compare.TRAIN_ACCURACY in row for row in found["history"]]
     assert seen == [False] * 19 + [True]
     assert found["history"][-1][compare.TRAIN_ACCURACY] > 0.9
@@ -95,7 +94,7 @@ def test_a_run_of_a_study_ends_with_the_accuracy_on_its_own_records_marked_as_un
 
 def test_a_run_kept_without_the_accuracy_on_its_own_records_is_made_again_where_that_is_asked(tmp_path):
     (cell,) = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
-    compare.run([cell], tmp_path, progress=False)
+    compare.run_grid([cell], tmp_path, progress=False)
     path = tmp_path / "cells" / f"{cell.key}.json"
     whole = path.read_text()
     old = json.loads(whole)
@@ -103,10 +102,10 @@ def test_a_run_kept_without_the_accuracy_on_its_own_records_is_made_again_where_
     path.write_text(json.dumps(old))
     asked = dataclasses.replace(cell, scored_on_train=True)
     assert asked.key == cell.key
-    (kept,) = compare.run([cell], tmp_path, progress=False)
+    (kept,) = compare.run_grid([cell], tmp_path, progress=False)
     assert compare.TRAIN_ACCURACY not in kept["history"][-1]
-    assert compare.done([asked], tmp_path) == []
-    again, _ = compare.run([cell, asked], tmp_path, progress=False)
+    assert compare.stored_results([asked], tmp_path) == []
+    again, _ = compare.run_grid([cell, asked], tmp_path, progress=False)
     assert again["history"][-1][compare.TRAIN_ACCURACY] == json.loads(whole)["history"][compare.TRAIN_ACCURACY][-1]
 
 
@@ -131,12 +130,12 @@ def test_methods_are_not_compared_by_their_own_training_records(tmp_path):
     np.savez(tmp_path / "own.npz", x_train=inputs, y_train=labels, x_test=inputs[:20], y_test=labels[:20], classes=2)
     base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=60, epochs=1.0)
     with pytest.raises(CellsFailed, match="test records that are not training records"):
-        compare.run(compare.grid(base, ["dp-sgd"], [2.0], 1), tmp_path, progress=False)
+        compare.run_grid(compare.grid(base, ["dp-sgd"], [2.0], 1), tmp_path, progress=False)
 
 
 def test_cells_run_in_parallel_processes(tmp_path):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 2)
-    found = compare.run(cells, tmp_path, workers=2, progress=False)
+    found = compare.run_grid(cells, tmp_path, workers=2, progress=False)
     assert [one["label"] for one in found] == ["dp-sgd", "dp-sgd"]
     assert found[0]["accuracy"] != found[1]["accuracy"]
 
@@ -156,6 +155,50 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
     assert "settings" in kept
 
 
+def test_python_and_the_command_line_write_the_same_comparison(tmp_path):
+    settings = {"data": "digits", "epochs": 1, "public": 40}
+    methods = ["dp-sgd", MethodSpec("pcdp", {"rank": 5})]
+    result = gnomon.compare(
+        settings, methods, noise_multipliers=[4.0], seeds=1, folder=tmp_path / "python", progress=False
+    )
+    flags = ["--epochs", "1", "--public", "40", "--noise-multipliers", "4", "--seeds", "1", "--workers", "1", "--quiet"]
+    assert main(["compare", *flags, "--methods", "dp-sgd,pcdp:rank=5", "--out", str(tmp_path / "command")]) == 0
+    assert [row.method for row in result.rows] == ["dp-sgd", "pcdp:rank=5", "public-only"]
+    for name in ("comparison.md", "comparison.json"):
+        assert (tmp_path / "python" / name).read_text() == (tmp_path / "command" / name).read_text()
+    assert result.markdown() == (tmp_path / "python/comparison.md").read_text()
+    names = ["comparison.csv", "comparison.json", "comparison.md", "comparison.png", "comparison.svg"]
+    assert sorted(path.name for path in (tmp_path / "python").glob("comparison.*")) == names
+
+
+def test_a_comparison_whose_runs_failed_in_part_has_the_others(tmp_path, monkeypatch):
+    real, config = compare.run_cell, dataclasses.replace(SMALL, rank=None)
+
+    def broken(cell):
+        if cell.label == "rsdp":
+            raise ArithmeticError("no mask")
+        return real(cell)
+
+    monkeypatch.setattr(compare, "run_cell", broken)
+    with pytest.raises(compare.ComparisonFailed, match="no mask") as raised:
+        compare.compare(config, ["dp-sgd", "rsdp"], noise_multipliers=[4.0], seeds=1, folder=tmp_path, progress=False)
+    assert [row.method for row in raised.value.comparison.rows] == ["dp-sgd", "public-only"]
+    assert (tmp_path / "comparison.md").exists()
+
+
+def test_a_method_as_data_is_the_method_as_text():
+    for text, spec in (
+        ("pcdp:rank=50,scope=per-tensor", MethodSpec("pcdp", {"rank": 50.0, "scope": "per-tensor"})),
+        ("dp-lsgd:local-steps=3,local-lr=0.1", MethodSpec("dp-lsgd", {"local_steps": 3, "local-lr": 0.1})),
+        ("public-only", MethodSpec("public-only")),
+    ):
+        assert spec.label == text
+        (parsed,), (given,) = (compare.grid(TrainConfig(), [method], [2.0], 1) for method in (text, spec))
+        assert parsed == given
+    with pytest.raises(SettingError, match="--seeds"):
+        MethodSpec("dp-sgd", {"seed": 3})
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -168,11 +211,14 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
         (["--public", "0"], "public = 0"),
-        (["--methods", "dp-sgd:seed=3"], "seed = '3'"),
+        (["--methods", "dp-sgd:seed=3"], "seed = 3 cannot be set for one method"),
         (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
         (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
-        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is invalid; expected it beside a method"),
+        (
+            ["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"],
+            "mask-rate = 0.5 has no effect on the compared methods; add a method that has this setting: rsdp",
+        ),
         (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
         (["--target-epsilons", "one"], "target-epsilons = 'one'"),
         (["--target-epsilons", "-1"], "target-epsilons = -1.0"),
@@ -220,7 +266,7 @@ def test_methods_are_compared_at_given_epsilons_whatever_noise_each_needs(tmp_pa
     assert [row["target_epsilon"] for row in rows] == ["2.0", "4.0", "2.0", "4.0", ""]
     assert len({row["noise_multiplier"] for row in rows[:4]}) == 4
     assert all(float(row["epsilon"]) <= float(row["target_epsilon"]) for row in rows[:4])
-    repeat = section(read_run(tmp_path)).command
+    repeat = read_folder(tmp_path).section().command
     assert "--target-epsilons 2,4" in repeat
     assert "--noise-multipliers" not in repeat
     assert main([*shlex.split(repeat)[1:], "--quiet", "--out", str(tmp_path)]) == 0
@@ -271,17 +317,17 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
 )
 def test_a_value_may_have_a_comma(constraint):
     text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
-    methods = compared_methods.split_methods(text)
+    methods = split_methods(text)
     assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
     first, _ = compare.grid(SMALL, methods, [2.0], 1)
     assert (first.config.constraint, first.config.sketch) == (constraint, 50)
-    last = compared_methods.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
+    last = split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
     assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
 
 
 def test_common_settings_go_to_the_methods_that_have_them():
-    compared_methods.refuse_unheard(
-        TrainConfig(local_steps=3, rank=20, mask_rate=0.5), ["dp-lsgd", "pcdp", "rsdp", "dp-sgd"]
+    refuse_unused_settings(
+        TrainConfig(local_steps=3, rank=20, mask_rate=0.5), method_specs(["dp-lsgd", "pcdp", "rsdp", "dp-sgd"])
     )
     cells = compare.grid(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd", "pcdp:local-steps=4"], [2.0], 1)
     assert [cell.config.local_steps for cell in cells] == [None, 3, 4]
@@ -310,7 +356,7 @@ def test_an_interrupted_cell_is_not_kept_as_finished(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compare, "build_trainer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compare.run(cells, tmp_path, progress=False)
+        compare.run_grid(cells, tmp_path, progress=False)
     assert not list((tmp_path / "cells").glob("*.json"))
 
 
@@ -318,56 +364,54 @@ def test_one_seed_has_no_deviation_and_no_band(tmp_path):
     runs = [
         {"label": "a", "noise_multiplier": s, "epsilon": 1 / s, "accuracy": 0.5, "seconds": 1.0} for s in (1.0, 2.0)
     ]
-    one = compare.summary(runs)
+    one = compare.summarise(runs)
     assert [row.deviation for row in one] == [None, None]
     assert "±" not in compare.markdown(one)
-    (tmp_path / "comparison.csv").write_text(compare.table(one))
+    (tmp_path / "comparison.csv").write_text(compare.csv_table(one))
     assert [row["deviation"] for row in csv.DictReader((tmp_path / "comparison.csv").open())] == ["", ""]
-    read = read_run(tmp_path)
+    read = read_folder(tmp_path)
     assert [row.deviation for row in read.rows] == [None, None]
     (picture,) = comparison_pictures(read.rows, [])
     assert picture.caption == "Accuracy against privacy, one seed."
     assert not picture.figure.axes[0].collections
     assert "Accuracy against privacy, one seed." in report([tmp_path], figures=False).read_text()
-    (picture,) = comparison_pictures(compare.summary([*runs, runs[0] | {"accuracy": 0.6}]), [])
+    (picture,) = comparison_pictures(compare.summarise([*runs, runs[0] | {"accuracy": 0.6}]), [])
     assert "bands of one standard deviation over seeds where there are several" in picture.caption
     assert len(picture.figure.axes[0].collections) == 1
 
 
 def test_the_page_shows_a_shared_cell_under_the_label_of_its_comparison(tmp_path):
     first = compare.grid(SMALL, ["pcdp"], [2.0], 1)
-    compare.run(first, tmp_path, progress=False)
+    compare.run_grid(first, tmp_path, progress=False)
     methods = ["pcdp:rank=10", "dp-sgd"]
     cells = compare.grid(SMALL, methods, [2.0], 1)
     assert cells[0].key == first[0].key
-    compare.write(compare.summary(compare.done(cells, tmp_path)), tmp_path, "", say=lambda text: None)
-    compare.remember(tmp_path, SMALL, methods, [2.0], 1, cells)
-    read = read_run(tmp_path)
+    comparison_of(methods, cells, compare.stored_results(cells, tmp_path), tmp_path).write()
+    read = read_folder(tmp_path)
     assert [cell["label"] for cell in read.cells] == ["pcdp:rank=10"]  # dp-sgd has not been run
     assert "learning" in [one.name for one in comparison_pictures(read.rows, read.cells)]
-    plan = json.loads((tmp_path / "comparison.json").read_text())
-    (tmp_path / "comparison.json").write_text(json.dumps(plan | {"cells": [cell.key for cell in cells]}))
-    assert [cell["label"] for cell in read_run(tmp_path).cells] == ["pcdp"]
+    (tmp_path / "comparison.json").unlink()
+    assert read_folder(tmp_path).cells == [], "without its settings, nothing says which runs belong to it"
+
+
+def comparison_of(methods, cells, results, folder):
+    return compare.Comparison(SMALL, tuple(methods), (2.0,), (), 1, tuple(cells), tuple(results), folder)
 
 
 def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, monkeypatch):
     cells = compare.grid(SMALL, ["dp-sgd"], [2.0], 1)
-    rows = [compare.ComparisonRow("dp-sgd", 2.0, 1.0, 0.5, None, 1, 1.0)]
-
-    def leave():
-        compare.write(rows, tmp_path, "", say=lambda text: None)
-        compare.remember(tmp_path, SMALL, ["dp-sgd"], [2.0], 1, cells)
-
-    leave()
+    run = {"label": "dp-sgd", "noise_multiplier": 2.0, "epsilon": 1.0, "accuracy": 0.5, "seconds": 1.0}
+    comparison = comparison_of(["dp-sgd"], cells, [run], tmp_path)
+    comparison.write()
     before = {name: (tmp_path / name).read_bytes() for name in ("comparison.json", "comparison.csv", "comparison.md")}
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.os, "fsync", full)
-    for job in (leave, lambda: compare.remember(tmp_path, SMALL, ["rsdp"], [2.0], 1, cells)):
+    monkeypatch.setattr(files.os, "fsync", full)
+    for changed in (comparison, dataclasses.replace(comparison, methods=("rsdp",))):
         with pytest.raises(OSError, match="intact"):
-            job()
+            changed.write()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.settings import add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import recipe
+
+if TYPE_CHECKING:
+    from gnomon.studies.compare import Comparison
 
 
 def add_compare(commands: Any) -> None:
@@ -43,38 +46,38 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from gnomon.studies import compare
-    from gnomon.studies import method_specs as compared_methods
-    from gnomon.studies.cells import CellsFailed
+    from gnomon.studies.compare import ComparisonFailed, compare
+    from gnomon.studies.method_specs import split_methods
 
-    config = settings_of(args, recipe)
-    methods = compared_methods.split_methods(args.methods)
-    compared_methods.refuse_unheard(config, methods)
-    if compare.has_public(config, methods) and compare.PUBLIC_ONLY not in methods:
-        methods.append(compare.PUBLIC_ONLY)  # no comparison without the honest baseline
-    targets = _numbers("target-epsilons", args.target_epsilons)
-    levels = _numbers("noise-multipliers", args.noise_multipliers)
-    levels = levels if levels or targets else [5.0, 10.0, 20.0, 40.0]
-    cells = compare.grid(config, methods, levels, args.seeds, target_epsilons=targets)
-    out = args.out or Path("runs") / f"compare-{Path(config.data.removeprefix('npz:')).stem}"
-    workers = args.workers if args.workers is not None else os.cpu_count() or 1
-    failed = None
     try:
-        compare.run(cells, out, workers=workers, progress=not args.quiet)
-    except CellsFailed as error:
-        failed = error
-    if results := compare.done(cells, out):
-        title = f"{config.data}, {config.epochs:g} epochs, batch {config.batch_size}"
-        compare.write(compare.summary(results), out, title)
-        compare.remember(out, config, methods, levels, args.seeds, cells, targets)
-    if failed is not None:
-        raise failed
+        comparison = compare(
+            settings_of(args, recipe),
+            split_methods(args.methods),
+            noise_multipliers=_numbers("noise-multipliers", args.noise_multipliers),
+            target_epsilons=_numbers("target-epsilons", args.target_epsilons),
+            seeds=args.seeds,
+            folder=args.out,
+            workers=args.workers if args.workers is not None else os.cpu_count() or 1,
+            progress=not args.quiet,
+        )
+    except ComparisonFailed as error:
+        _print(error.comparison)
+        raise
+    _print(comparison)
     return 0
 
 
+def _print(comparison: Comparison) -> None:
+    """Print the table of the finished runs, if there are any, and the files that hold it."""
+    if comparison.results:
+        print(comparison.markdown())
+        print(f"table    {comparison.folder / 'comparison.md'} and .csv")
+        print(f"figure   {comparison.folder / 'comparison.png'} and .svg")
+
+
 def _numbers(flag: str, text: str | None) -> list[float]:
-    """A list in a flag; none if it is missing or empty."""
+    """Return the numbers in the value of a flag; an empty list if the flag is missing or empty."""
     try:
-        return [float(one) for one in text.split(",")] if text else []
+        return [float(number) for number in text.split(",")] if text else []
     except ValueError:
         raise SettingError(flag, text, "numbers separated by commas") from None

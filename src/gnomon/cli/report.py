@@ -163,7 +163,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 
     from gnomon.errors import SettingError
     from gnomon.studies.reproduce import available, read_experiment, reproduce
-    from gnomon.studies.reproduce.files import ELSEWHERE
+    from gnomon.studies.reproduce.experiment_files import ELSEWHERE
 
     if args.list:
         for name in available():

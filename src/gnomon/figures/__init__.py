@@ -1,1 +1,1 @@
-"""Figures: drawing only. matplotlib is loaded when a figure is drawn."""
+"""Figures of runs, comparisons, diagnostics and audits. matplotlib is imported only by the modules in this package."""

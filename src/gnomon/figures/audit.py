@@ -1,4 +1,4 @@
-"""The picture of an audit: what an observer sees with and without a record, and the bounds beside the claim."""
+"""The figure of an audit: scores with and without a record, and lower bounds on epsilon beside the claim."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from scipy import stats
 from gnomon.accounting import digits
 from gnomon.audit.parts import Scores
 from gnomon.audit.report import Report
-from gnomon.figures.curve import BLUE, GREY, INK, RUST
+from gnomon.figures.picture import BLUE, GREY, INK, RUST
 
 TITLES = {"E": "one record, releases with and without it", "K": "many canaries, each in every release"}
+"""The title of the histogram of each attack that has scores."""
 
 
 def audit_scores(report: Report, path: Path) -> None:
-    """Histograms of the scores with the claimed law over them, and the lower bounds on epsilon.
+    """Draw histograms of the scores with the claimed distribution, and the lower bounds on epsilon.
 
     >>> import tempfile, torch
     >>> from gnomon.accounting import Poisson
@@ -29,27 +30,27 @@ def audit_scores(report: Report, path: Path) -> None:
     ...     (Path(folder) / "audit.png").stat().st_size > 1000
     True
     """
-    shown = dict(report.scores or {})
-    figure = Figure(figsize=(4.2 * (len(shown) + 1), 3.6), dpi=130, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, len(shown) + 1))
-    for one, (part, scores) in zip(axes, shown.items(), strict=False):
-        _histograms(one, scores, report.claim.noise_multiplier)
-        if one is axes[0]:
-            one.legend(frameon=False, fontsize=8, loc="upper left")
-        one.set_title(f"{part}: {TITLES[part]}", fontsize=9, color=INK)
-    _bars(axes[-1], report)
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
+    scored = dict(report.scores or {})
+    figure = Figure(figsize=(4.2 * (len(scored) + 1), 3.6), dpi=130, layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(scored) + 1))
+    for axes, (attack, scores) in zip(panels, scored.items(), strict=False):
+        _draw_histograms(axes, scores, report.claim.noise_multiplier)
+        if axes is panels[0]:
+            axes.legend(frameon=False, fontsize=8, loc="upper left")
+        axes.set_title(f"{attack}: {TITLES[attack]}", fontsize=9, color=INK)
+    _draw_bounds(panels[-1], report)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(report.sentence(), fontsize=11, color=INK if report.ok else RUST)
     figure.savefig(path)
 
 
-def _histograms(axes: Axes, scores: Scores, sigma: float) -> None:
+def _draw_histograms(axes: Axes, scores: Scores, sigma: float) -> None:
     both = np.concatenate([scores.inside.numpy(), scores.outside.numpy()])
     low, high = float(both.min()), float(both.max())
-    room = max(high - low, 1e-9)
+    width = max(high - low, 1e-9)
     count = min(40, max(10, int(len(both) ** 0.5)))
-    bins = np.linspace(low - 0.02 * room, high + 0.02 * room, count + 1)
+    bins = np.linspace(low - 0.02 * width, high + 0.02 * width, count + 1)
     grid = np.linspace(bins[0], bins[-1], 400)
     for values, centre, colour, name in (
         (scores.outside.numpy(), 0.0, BLUE, "without"),
@@ -61,28 +62,28 @@ def _histograms(axes: Axes, scores: Scores, sigma: float) -> None:
     axes.set_xlabel("score along the record, in units of C")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    # the record moves the score by at most 1 in these units: all that noise of sigma C has to hide
-    axes.plot([], [], color=GREY, label=f"claimed law, sigma = {sigma:.3g}")
+    # In units of C the record moves the score by at most 1, which the noise of standard deviation sigma has to hide.
+    axes.plot([], [], color=GREY, label=f"claimed distribution, sigma = {sigma:.3g}")
 
 
-def _bars(axes: Axes, report: Report) -> None:
+def _draw_bounds(axes: Axes, report: Report) -> None:
     claimed = report.claim.epsilon
-    rows = [(one.name, one.epsilon) for one in report.bounds]
+    rows = [(bound.name, bound.epsilon) for bound in report.bounds]
     if report.run is not None:
         rows.append(("whole run", report.run.epsilon))
     names, values = [name for name, _ in rows], [value for _, value in rows]
     finite = [value for value in [*values, claimed] if np.isfinite(value)]
     widest = 1.25 * max([*finite, 1e-9])
-    for place, value in enumerate(values):
+    for position, value in enumerate(values):
         colour = RUST if value > claimed else BLUE
-        axes.barh(place, min(value, widest), color=colour, alpha=0.6, height=0.6)
+        axes.barh(position, min(value, widest), color=colour, alpha=0.6, height=0.6)
         text = digits(value, 2, lower=True)
-        side = "right" if value > 0.25 * widest else "left"
-        axes.text(min(value, widest), place, f" {text} ", va="center", ha=side, fontsize=8, color=INK)
+        alignment = "right" if value > 0.25 * widest else "left"
+        axes.text(min(value, widest), position, f" {text} ", va="center", ha=alignment, fontsize=8, color=INK)
     axes.axvline(claimed, color=INK, linestyle="--", linewidth=1.2)
     axes.text(claimed, -0.7, f"claimed {digits(claimed, 2)} ", ha="right", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -1.0)
     axes.set_xlim(0, widest)
     axes.set_xlabel("epsilon")
-    axes.set_title("lower bounds", fontsize=9, color=INK)
+    axes.set_title("lower bounds on epsilon", fontsize=9, color=INK)

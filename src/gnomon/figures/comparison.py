@@ -1,4 +1,4 @@
-"""Accuracy against epsilon, several methods in one picture."""
+"""Figures of a comparison: accuracy against epsilon, and learning curves of its methods."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gnomon.accounting import digits
-from gnomon.figures.picture import COLOURS, INK, STYLE, Picture, bars, blank, legend, over_seeds
-from gnomon.figures.training import dots, series
+from gnomon.figures.picture import COLOURS, INK, STYLE, Picture, blank, deviation_words, error_bars, legend
+from gnomon.figures.training import line_format, series
 
 
 class ComparisonPoint(Protocol):
-    """A method at one noise level."""
+    """The results of a method at one noise level."""
 
     @property
     def method(self) -> str: ...
@@ -30,38 +30,39 @@ class ComparisonPoint(Protocol):
     def deviation(self) -> float | None: ...
 
 
-def comparison(rows: Sequence[ComparisonPoint], title: str, path: Path) -> None:
-    """Lines, with bands of one standard deviation over seeds; what public records alone give is a dashed line.
+def save_comparison(rows: Sequence[ComparisonPoint], title: str, path: Path) -> None:
+    """Draw accuracy against epsilon and write the figure as PNG or SVG, by the extension of the path.
+
+    Bands show one standard deviation over seeds; a dashed line shows the accuracy of the public records alone.
 
     >>> import tempfile
     >>> from types import SimpleNamespace as row
     >>> rows = [row(method="dp-sgd", noise_multiplier=s, epsilon=1 / s, mean=0.9 - s / 50, deviation=0.01)
     ...         for s in (1.0, 2.0)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     comparison(rows, "toy", Path(folder) / "a.png")
+    ...     save_comparison(rows, "toy", Path(folder) / "a.png")
     """
     figure = Figure(figsize=(7.5, 4.4), dpi=140, layout="constrained")
     axes = figure.subplots()
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    draw(rows, axes)
+    draw_comparison(rows, axes)
     axes.set_title(title, fontsize=11)
     figure.savefig(path)
 
 
-def draw(rows: Sequence[ComparisonPoint], axes: Axes) -> None:
-    """Accuracy against epsilon on given axes."""
+def draw_comparison(rows: Sequence[ComparisonPoint], axes: Axes) -> None:
+    """Draw accuracy against epsilon on the given axes."""
     for method, colour in colours([row.method for row in rows]).items():
-        mine = sorted((row for row in rows if row.method == method), key=lambda row: row.epsilon)
-        if mine[0].noise_multiplier is None:
-            axes.axhline(100 * mine[0].mean, color=INK, linestyle="--", linewidth=1.2, label=f"{method}, epsilon 0")
+        points = sorted((row for row in rows if row.method == method), key=lambda row: row.epsilon)
+        if points[0].noise_multiplier is None:
+            axes.axhline(100 * points[0].mean, color=INK, linestyle="--", linewidth=1.2, label=f"{method}, epsilon 0")
             continue
-        epsilons = [row.epsilon for row in mine]
-        means = [100 * row.mean for row in mine]
-        axes.plot(epsilons, means, "o-", color=colour, label=method, markersize=4)
-        if (spread := bars([row.deviation for row in mine])) is not None:
-            low = [100 * (row.mean - off) for row, off in zip(mine, spread, strict=True)]
-            high = [100 * (row.mean + off) for row, off in zip(mine, spread, strict=True)]
+        epsilons = [point.epsilon for point in points]
+        axes.plot(epsilons, [100 * point.mean for point in points], "o-", color=colour, label=method, markersize=4)
+        if (deviations := error_bars([point.deviation for point in points])) is not None:
+            low = [100 * (point.mean - deviation) for point, deviation in zip(points, deviations, strict=True)]
+            high = [100 * (point.mean + deviation) for point, deviation in zip(points, deviations, strict=True)]
             axes.fill_between(epsilons, low, high, color=colour, alpha=0.15, linewidth=0)
     finite = sorted({row.epsilon for row in rows if 0 < row.epsilon < float("inf")})
     if len(finite) > 1:
@@ -70,13 +71,13 @@ def draw(rows: Sequence[ComparisonPoint], axes: Axes) -> None:
         with mpl.rc_context(STYLE):
             axes.set_xticks(finite, [digits(value, significant=2) for value in finite])
             axes.minorticks_off()
-    axes.set_xlabel("epsilon (less is more private)")
+    axes.set_xlabel("epsilon (smaller is more private)")
     axes.set_ylabel("test accuracy (%)")
     legend(axes)
 
 
 def colours(methods: Sequence[str]) -> dict[str, str]:
-    """A colour for each method, in the order in which they come.
+    """Return a colour for each distinct method, in order of first appearance.
 
     >>> list(colours(["dp-sgd", "pdp", "dp-sgd"]))
     ['dp-sgd', 'pdp']
@@ -85,7 +86,14 @@ def colours(methods: Sequence[str]) -> dict[str, str]:
 
 
 def comparison_pictures(rows: Sequence[ComparisonPoint], cells: Sequence[dict[str, Any]]) -> list[Picture]:
-    """Accuracy against epsilon, then learning curves and what clipping cut off at the most private level.
+    """Return the figures of a comparison.
+
+    They show accuracy against epsilon and, for the highest noise level of each method, the accuracy during training and
+    the norm of updates beyond the clip bound.
+
+    Args:
+        rows: the results of the comparison.
+        cells: the results of its runs, with their histories.
 
     >>> from types import SimpleNamespace as row
     >>> rows = [row(method="dp-sgd", noise_multiplier=1.0, epsilon=1.0, mean=0.9, deviation=None)]
@@ -93,57 +101,61 @@ def comparison_pictures(rows: Sequence[ComparisonPoint], cells: Sequence[dict[st
     'Test accuracy against epsilon. dp-sgd: 90.0 % at epsilon 1.'
     """
     figure, (axes,) = blank()
-    draw(rows, axes)
+    draw_comparison(rows, axes)
     alt = "Test accuracy against epsilon. " + " ".join(
-        f"{method}: {_spoken([row for row in rows if row.method == method])}."
+        f"{method}: {_results_in_words([row for row in rows if row.method == method])}."
         for method in dict.fromkeys(row.method for row in rows)
     )
-    caption = f"Accuracy against privacy, {over_seeds([row.deviation for row in rows], 'bands')}."
-    made = [Picture("comparison", caption, alt, figure)]
-    shades = colours([row.method for row in rows])
-    loudest = _loudest(cells)
+    caption = f"Accuracy against privacy, {deviation_words([row.deviation for row in rows], 'bands')}."
+    method_colours = colours([row.method for row in rows])
+    noisiest = _highest_noise(cells)
     curves = (
-        _curves(loudest, shades, "validation/accuracy", 100, "learning", "test accuracy (%)"),
-        _curves(loudest, shades, "unprotected/incremental/mean", 1, "norms", "length beyond the clip bound"),
+        _curves(noisiest, method_colours, "validation/accuracy", 100, "learning", "test accuracy (%)"),
+        _curves(noisiest, method_colours, "unprotected/incremental/mean", 1, "norms", "norm beyond the clip bound"),
     )
-    return [*made, *(one for one in curves if one is not None)]
+    return [Picture("comparison", caption, alt, figure), *(curve for curve in curves if curve is not None)]
 
 
-def _loudest(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs of each method at its highest noise, which need not be that of the others."""
-    told = [cell for cell in cells if cell.get("noise_multiplier") is not None and cell.get("history")]
-    most: dict[str, float] = {}
-    for cell in told:
-        most[cell["label"]] = max(cell["noise_multiplier"], most.get(cell["label"], 0.0))
-    return [cell for cell in told if cell["noise_multiplier"] == most[cell["label"]]]
+def _highest_noise(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the runs of each method at the highest noise multiplier of this method."""
+    noisy = [cell for cell in cells if cell.get("noise_multiplier") is not None and cell.get("history")]
+    highest: dict[str, float] = {}
+    for cell in noisy:
+        highest[cell["label"]] = max(cell["noise_multiplier"], highest.get(cell["label"], 0.0))
+    return [cell for cell in noisy if cell["noise_multiplier"] == highest[cell["label"]]]
 
 
-def _spoken(rows: Sequence[ComparisonPoint]) -> str:
+def _results_in_words(rows: Sequence[ComparisonPoint]) -> str:
     return ", ".join(f"{100 * row.mean:.1f} % at epsilon {digits(row.epsilon, significant=2)}" for row in rows)
 
 
 def _curves(
-    cells: Sequence[dict[str, Any]], shades: Mapping[str, str], key: str, scale: float, name: str, label: str
+    cells: Sequence[dict[str, Any]],
+    method_colours: Mapping[str, str],
+    metric: str,
+    scale: float,
+    name: str,
+    label: str,
 ) -> Picture | None:
-    """A metric against epochs, the mean over seeds for each method."""
+    """Draw a metric against epochs, averaged over the seeds of each method; return None if no run recorded it."""
     figure, (axes,) = blank()
-    said = []
-    for method, colour in shades.items():
-        found = [series(cell["history"], key, scale) for cell in cells if cell["label"] == method]
-        length = min((len(values) for _, values in found), default=0)
+    descriptions = []
+    for method, colour in method_colours.items():
+        histories = [series(cell["history"], metric, scale) for cell in cells if cell["label"] == method]
+        length = min((len(values) for _, values in histories), default=0)
         if not length:
             continue
-        epochs = found[0][0][:length]
-        means = [sum(values[i] for _, values in found) / len(found) for i in range(length)]
-        axes.plot(epochs, means, dots(means), color=colour, label=method, markersize=3)
-        said.append(f"{method} ends at {means[-1]:.3g}")
-    if not said:
+        epochs = histories[0][0][:length]
+        means = [sum(values[i] for _, values in histories) / len(histories) for i in range(length)]
+        axes.plot(epochs, means, line_format(means), color=colour, label=method, markersize=3)
+        descriptions.append(f"{method} ends at {means[-1]:.3g}")
+    if not descriptions:
         return None
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     legend(axes)
     noises = sorted({cell["noise_multiplier"] for cell in cells})
-    span = " to ".join(dict.fromkeys(f"{noise:.3g}" for noise in (noises[0], noises[-1])))
-    caption = f"{label[0].upper()}{label[1:]} while training, at the highest noise (multiplier {span})."
-    raw = key.startswith("unprotected/")
-    return Picture(name, caption, f"{label} against epochs: {', '.join(said)}.", figure, raw)
+    interval = " to ".join(dict.fromkeys(f"{noise:.3g}" for noise in (noises[0], noises[-1])))
+    caption = f"{label[0].upper()}{label[1:]} during training, at the highest noise multiplier ({interval})."
+    alt = f"{label} against epochs: {', '.join(descriptions)}."
+    return Picture(name, caption, alt, figure, metric.startswith("unprotected/"))

@@ -1,4 +1,4 @@
-"""The picture of one training run."""
+"""The learning curve that a training run leaves in its folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from gnomon.training.metrics import Metrics
 
 
 def training_curve(history: Sequence[Metrics], title: str, path: Path, unit: str = "epoch") -> None:
-    """Validation accuracy, validation loss and epsilon spent, against epochs or rounds, as PNG or SVG by the ending.
+    """Draw validation accuracy, validation loss and epsilon spent, and write the figure as PNG or SVG.
 
-    Only released values are drawn, so the picture may leave the data holder; the training loss, which is unprotected,
-    is a picture of the report.
+    Only released values are drawn, so that the figure may leave the data holder. The training loss is unprotected and
+    appears in the report only.
+
+    Args:
+        history: the metrics of each epoch or round.
+        title: the title of the figure.
+        path: the file to write; its extension chooses the format.
+        unit: the metric on the horizontal axis, `epoch` or `round`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,8 +36,8 @@ def training_curve(history: Sequence[Metrics], title: str, path: Path, unit: str
     figure = Figure(figsize=(9 if scored else 4.6, 3.6), dpi=130, layout="constrained")
     panels = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
     if scored:
-        _scores(panels[0], history, unit)
-    _spent(panels[-1], history, unit)
+        _draw_scores(panels[0], history, unit)
+    _draw_epsilon(panels[-1], history, unit)
     for axes in panels:
         axes.set_xlabel(unit)
         axes.spines[["top"]].set_visible(False)
@@ -41,45 +47,45 @@ def training_curve(history: Sequence[Metrics], title: str, path: Path, unit: str
     figure.savefig(path)
 
 
-def _dots(history: Sequence[Metrics]) -> str:
+def _line_format(history: Sequence[Metrics]) -> str:
+    """Return a matplotlib format that marks the points of short histories."""
     return "o-" if len(history) < 20 else "-"
 
 
-def _scores(axes: Axes, history: Sequence[Metrics], unit: str) -> None:
-    """Accuracy, and the loss on an axis of its own beside it; either alone where the other was not measured."""
-    exact = [row for row in history if "validation/accuracy" in row]
-    known = [row for row in history if "validation/loss" in row]
+def _draw_scores(axes: Axes, history: Sequence[Metrics], unit: str) -> None:
+    """Draw the accuracy, and the loss on a second vertical axis; only one of them if the other was not recorded.
+
+    The legend, with the final accuracy, stands above the axes: inside them it could lie on one of the curves.
+    """
+    with_accuracy = [row for row in history if "validation/accuracy" in row]
+    with_loss = [row for row in history if "validation/loss" in row]
     handles = []
-    if exact:
-        accuracy = [100 * row["validation/accuracy"] for row in exact]
-        handles += axes.plot([row[unit] for row in exact], accuracy, _dots(history), color=BLUE,
-                             label="validation accuracy")  # fmt: skip
+    if with_accuracy:
+        accuracy = [100 * row["validation/accuracy"] for row in with_accuracy]
+        handles += axes.plot([row[unit] for row in with_accuracy], accuracy, _line_format(history), color=BLUE,
+                             label=f"validation accuracy, {accuracy[-1]:.1f} % at the end")  # fmt: skip
         axes.set_ylabel("accuracy (%)")
         axes.set_ylim(0, 100)
-        axes.annotate(
-            f"{accuracy[-1]:.1f} %", (exact[-1][unit], accuracy[-1]), xytext=(-4, 8),
-            textcoords="offset points", ha="right", color=BLUE, weight="bold",
-        )  # fmt: skip
-    if known:
-        losses = axes.twinx() if exact else axes
-        handles += losses.plot([row[unit] for row in known], [row["validation/loss"] for row in known], "--",
-                               color=GREY, label="validation loss")  # fmt: skip
-        losses.set_ylabel("loss")
-        losses.set_ylim(bottom=0)
-        losses.spines[["top"]].set_visible(False)
-    axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=8)
+    if with_loss:
+        loss_axes = axes.twinx() if with_accuracy else axes
+        handles += loss_axes.plot([row[unit] for row in with_loss], [row["validation/loss"] for row in with_loss], "--",
+                                  color=GREY, label="validation loss")  # fmt: skip
+        loss_axes.set_ylabel("loss")
+        loss_axes.set_ylim(bottom=0)
+        loss_axes.spines[["top"]].set_visible(False)
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
 
 
-def _spent(axes: Axes, history: Sequence[Metrics], unit: str) -> None:
-    spent = [row["epsilon"] for row in history]
-    epochs = [row[unit] for row in history]
-    axes.plot(epochs, spent, _dots(history), color=RUST)
+def _draw_epsilon(axes: Axes, history: Sequence[Metrics], unit: str) -> None:
+    epsilons = [row["epsilon"] for row in history]
+    positions = [row[unit] for row in history]
+    axes.plot(positions, epsilons, _line_format(history), color=RUST)
     axes.set_ylabel("epsilon spent")
-    finite = [value for value in spent if value < float("inf")]
+    finite = [value for value in epsilons if value < float("inf")]
     if finite:
         axes.set_ylim(0, 1.15 * max(finite))
         axes.annotate(
-            digits(finite[-1]), (epochs[len(finite) - 1], finite[-1]), xytext=(-4, 8),
+            digits(finite[-1]), (positions[len(finite) - 1], finite[-1]), xytext=(-4, 8),
             textcoords="offset points", ha="right", color=RUST, weight="bold",
         )  # fmt: skip
     else:

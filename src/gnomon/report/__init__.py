@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page about runs."""
+"""The report: one self-contained HTML page about runs, comparisons and reproductions."""
 
 from gnomon.report.page import render, report
 

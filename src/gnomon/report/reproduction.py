@@ -1,121 +1,185 @@
-"""What a page says about a table or figure of a paper that was run again."""
+"""The folder of a reproduced table or figure of a paper: reading it and describing it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gnomon.accounting import digits
-from gnomon.report.read import Reproduction
-from gnomon.report.section import Section, Table
-from gnomon.studies.store import made_words
+from gnomon.errors import DataError
+from gnomon.report.run_files import REMEDY, UNPROTECTED, read_json
+from gnomon.report.section import Cell, Section, Table
+from gnomon.studies.reproduce.experiment import NOISE, Experiment
+from gnomon.studies.reproduce.figures import figures
+from gnomon.studies.reproduce.formatting import (
+    format_deviation,
+    format_difference,
+    format_number,
+    line_heading,
+    setting_name,
+    table_heading,
+)
+from gnomon.studies.reproduce.results import ResultRow
+from gnomon.studies.reproduce.tables import progress_sentence
+from gnomon.studies.store import versions_sentence
 
 
-def of_reproduction(found: Reproduction) -> Section:
-    """Picture, notes, and every cell with what was published and what was measured."""
-    from gnomon.studies.reproduce.experiment import restored  # noqa: PLC0415  # reproduce draws with this package
-    from gnomon.studies.reproduce.picture import pictures  # noqa: PLC0415
-    from gnomon.studies.reproduce.result import caption, restored_row  # noqa: PLC0415
+@dataclass(frozen=True)
+class SavedReproduction:
+    """The folder of `gnomon reproduce` for one experiment."""
 
-    experiment, rows = restored(found.experiment), [restored_row(row) for row in found.rows]
-    return Section(
-        title=experiment.title,
-        slug=found.name,
-        kind="reproduction",
-        pictures=pictures(experiment, rows, apart=True) if rows else [],
-        command=found.command,
-        promise=[
-            f"From: {experiment.paper}. {caption(experiment, rows)}"
-            if rows
-            else "Everything in this folder is unprotected and was left out.",
-            "This is a study: its noise was seeded so that it can be repeated, so no run in it makes a privacy claim.",
-            *experiment.notes,
-        ],
-        guarantee=False,
-        facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
-        grid=_grid(experiment, rows),
-        table=_table(experiment, rows),
-        environment=_made(rows),
-        seeded=True,
-    )
+    name: str
+    experiment: Experiment
+    rows: list[ResultRow]
+    command: str
+
+    @classmethod
+    def read(cls, folder: Path, *, unprotected: bool = True) -> SavedReproduction:
+        """Read the folder of a reproduction, with or without its unprotected values."""
+        path = folder / "reproduction.json"
+        content = read_json(path)
+        try:
+            experiment, rows = content["experiment"], content["rows"]
+            if not unprotected:
+                experiment, rows = _without_unprotected(experiment, rows)
+            return cls(
+                folder.resolve().name,
+                Experiment.from_dict(experiment),
+                [ResultRow.from_dict(row) for row in rows],
+                content["command"],
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(path, f"is incomplete ({error!r})", REMEDY) from None
+
+    def section(self) -> Section:
+        """Return the section of the page about this reproduction: figures, notes and all results."""
+        experiment, rows = self.experiment, self.rows
+        versions = versions_sentence(version for row in rows for version in row.made)
+        return Section(
+            title=experiment.title,
+            slug=self.name,
+            kind="reproduction",
+            pictures=figures(experiment, rows, apart=True) if rows else [],
+            command=self.command,
+            promise=[
+                f"From: {experiment.paper}. {progress_sentence(experiment, rows)}"
+                if rows
+                else "All results in this folder are unprotected and were left out.",
+                "This is a study. Its noise was seeded so that it can be repeated, so no run in it makes a privacy "
+                "claim.",
+                *experiment.notes,
+            ],
+            guarantee=False,
+            facts=[("lines", str(len({row.line for row in rows}))), ("cells", str(len(rows)))],
+            grid=_grid(experiment, rows),
+            table=_table(experiment, rows),
+            environment=[("runs", versions)] if versions else [],
+            seeded=True,
+        )
+
+    def overview_row(self) -> tuple[Cell, ...] | None:
+        """Return None: a reproduction has no row in the table of all runs of a page."""
+        return None
 
 
-def _made(rows: list[Any]) -> list[tuple[str, str]]:
-    """The versions behind the rows, which need not be those of this machine."""
-    said = made_words(one for row in rows for one in row.made)
-    return [("runs", said)] if said else []
+def _without_unprotected(
+    experiment: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Remove the lines that measure an unprotected quantity, and unprotected curves and points."""
+    unprotected = {
+        line["name"]
+        for line in experiment["lines"]
+        if (line["measure"] or experiment["measure"]).startswith(UNPROTECTED)
+    }
+    rows = [row for row in rows if row["line"] not in unprotected]
+    if experiment.get("draw", "").startswith(UNPROTECTED):
+        rows = [row | {"series": []} for row in rows]
+    lines = [line for line in experiment["lines"] if line["name"] not in unprotected]
+    return experiment | {"lines": lines}, rows
 
 
-def _grid(experiment: Any, rows: list[Any]) -> Table | None:
-    """A line a row and a value of the axis a column, as papers print it; nothing where that is one column or none."""
-    from gnomon.studies.reproduce.experiment import NOISE  # noqa: PLC0415
-    from gnomon.studies.reproduce.names import head, named, spoken  # noqa: PLC0415
-
+def _grid(experiment: Experiment, rows: Sequence[ResultRow]) -> Table | None:
+    """Return the results as papers print them, with a column per value of the axis; None for fewer than two columns."""
     values = [value for value in experiment.values if any(row.value == value for row in rows)]
     if len(values) < 2 or experiment.over in ("rank", "plane"):
         return None
-    found = {(row.line, row.value): row for row in rows}
-    sign = "σ" if experiment.axis == NOISE else spoken(experiment.axis)
-    costs = [{digits(row.epsilon) for row in rows if row.value == value and row.epsilon > 0} for value in values]
+    by_cell = {(row.line, row.value): row for row in rows}
+    axis = "σ" if experiment.axis == NOISE else setting_name(experiment.axis)
+    epsilons = [{digits(row.epsilon) for row in rows if row.value == value and row.epsilon > 0} for value in values]
     heads = [
-        f"{sign} {value:g}" + (f", ε {next(iter(cost))}" if len(cost) == 1 else "")
-        for value, cost in zip(values, costs, strict=True)
+        f"{axis} {value:g}" + (f", ε {next(iter(distinct))}" if len(distinct) == 1 else "")
+        for value, distinct in zip(values, epsilons, strict=True)
     ]
-
-    def cell(row: Any) -> tuple[str, float | str]:
-        if row is None:
-            return "not run", ""
-        text, value = _number(row.measured, row.measured_std)
-        told = "" if row.published is None else f"\n({_number(row.published, row.published_std)[0]})"
-        return text + told, value
-
     cells = [
-        ((named(experiment, line), line.name), *(cell(found.get((line.name, value))) for value in values))
+        (
+            (line_heading(experiment, line), line.name),
+            *(_measured_and_published(by_cell.get((line.name, value))) for value in values),
+        )
         for line in experiment.lines
         if any(row.line == line.name for row in rows)
     ]
-    told = ", what was published in parentheses" if any(row.published is not None for row in rows) else ""
-    signs = ["σ is the noise multiplier"] * (experiment.axis == NOISE) + ["ε the true epsilon"] * any(
-        len(cost) == 1 for cost in costs
-    )
-    about = f"{head(experiment)}: what was measured{told}" + (f"; {', '.join(signs)}" if signs else "")
-    return Table(f"{about[0].upper()}{about[1:]}.", ("line", *heads), cells)
+    caption = f"{_capitalised(table_heading(experiment))}: measured results"
+    if any(row.published is not None for row in rows):
+        caption += ", with published results in parentheses"
+    if experiment.axis == NOISE:
+        caption += "; σ is the noise multiplier"
+    if any(len(distinct) == 1 for distinct in epsilons):
+        caption += "; ε is the true epsilon"
+    return Table(f"{caption}.", ("line", *heads), cells)
 
 
-def _table(experiment: Any, rows: list[Any]) -> Table:
-    from gnomon.studies.reproduce.names import difference, head, named, spoken  # noqa: PLC0415
+def _measured_and_published(row: ResultRow | None) -> Cell:
+    if row is None:
+        return "not run", ""
+    text, value = _mean_and_deviation(row.measured, row.measured_std)
+    if row.published is not None:
+        text += f"\n({_mean_and_deviation(row.published, row.published_std)[0]})"
+    return text, value
 
+
+def _table(experiment: Experiment, rows: Sequence[ResultRow]) -> Table:
+    """Return all results, one per row."""
     unit = f", {experiment.unit}" if experiment.unit else ""
-    points = ", points" if experiment.unit == "%" else unit
+    difference_unit = ", points" if experiment.unit == "%" else unit
     heads = (
-        "line", spoken(experiment.axis), f"measured{unit}", f"published{unit}", f"difference{points}", "seeds",
-        "epsilon as published", "true epsilon", f"epsilon if {experiment.as_coded_words}", "seconds a run",
+        "line", setting_name(experiment.axis), f"measured{unit}", f"published{unit}", f"difference{difference_unit}",
+        "seeds", "published epsilon", "true epsilon", f"epsilon with {experiment.as_coded_words}", "seconds per run",
     )  # fmt: skip
-    names = {line.name: named(experiment, line) for line in experiment.lines}
+    headings = {line.name: line_heading(experiment, line) for line in experiment.lines}
     cells = [
         (
-            (names.get(row.line, row.line), row.line),
+            (headings.get(row.line, row.line), row.line),
             (f"{row.value:g}", row.value),
-            _number(row.measured, row.measured_std),
-            _number(row.published, row.published_std),
-            ("–", "") if row.difference is None else (difference(row.measured, row.published), row.difference),
+            _mean_and_deviation(row.measured, row.measured_std),
+            _mean_and_deviation(row.published, row.published_std),
+            _difference(row),
             (str(row.seeds), float(row.seeds)),
             ("–", "") if row.paper_epsilon is None else (f"{row.paper_epsilon:.15g}", row.paper_epsilon),
-            *(_spent(value) for value in (row.epsilon, row.as_coded_epsilon)),
+            _epsilon(row.epsilon),
+            _epsilon(row.as_coded_epsilon),
             (f"{row.seconds:.1f}", row.seconds),
         )
         for row in rows
     ]
-    about = head(experiment)
-    caption = f"{about[0].upper()}{about[1:]}: every cell, published and measured. Click a head to sort."
-    return Table(caption, heads, cells)
+    caption = f"{_capitalised(table_heading(experiment))}: all measured and published results."
+    return Table(f"{caption} Click a column heading to sort.", heads, cells)
 
 
-def _number(value: float | None, off: float | None) -> tuple[str, float | str]:
-    """A mean with its deviation, and what it sorts by."""
-    from gnomon.studies.reproduce.names import spread, three  # noqa: PLC0415
-
-    return ("–", "") if value is None else (f"{three(value)}{spread(off, value)}", value)
+def _mean_and_deviation(mean: float | None, deviation: float | None) -> Cell:
+    return ("–", "") if mean is None else (f"{format_number(mean)}{format_deviation(deviation, mean)}", mean)
 
 
-def _spent(epsilon: float | None) -> tuple[str, float | str]:
+def _difference(row: ResultRow) -> Cell:
+    if row.measured is None or row.published is None:
+        return "–", ""
+    return format_difference(row.measured, row.published), row.measured - row.published
+
+
+def _epsilon(epsilon: float | None) -> Cell:
     return ("–", "") if epsilon is None else (digits(epsilon), epsilon)
+
+
+def _capitalised(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"

@@ -1,1 +1,1 @@
-"""Grids of runs: comparisons of methods, and reproductions of published tables and figures."""
+"""Grids of seeded runs: comparisons of methods, and reproductions of published tables and figures."""

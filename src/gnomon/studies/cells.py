@@ -1,4 +1,8 @@
-"""Runs of a study, in parallel processes, each kept on disk when it ends, so that a stopped study goes on later."""
+"""Execution of the runs of a study in parallel processes, with every finished run stored on disk.
+
+A run is called a cell, because it is one cell of the grid of methods, noise levels and seeds. A study that was stopped
+continues where it ended, because finished cells are found by the hash of their settings.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,13 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from gnomon.errors import GnomonError, StateError
 from gnomon.models.custom import code_hash, is_custom
 from gnomon.runs.environment import versions
 from gnomon.studies.store import ResultStore
 from gnomon.validate import whole
+
+Result = dict[str, Any]
 
 
 class StudyCell(Protocol):
@@ -29,61 +36,69 @@ class StudyCell(Protocol):
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
+        """The name shown in the progress bar."""
 
     @property
     def config(self) -> Any:
-        """Its settings, a dataclass."""
+        """The settings of the run, a dataclass."""
 
     @property
     def key(self) -> str:
-        """A name that changes with every setting that could change the result."""
+        """The name of the stored result. It changes with every setting that could change the result."""
 
 
 C = TypeVar("C", bound=StudyCell)
 
+SHOWN_FAILURES = 5
+"""The number of failures that an error message describes one by one."""
 
-class CellsFailed(ValueError):
-    """Some runs of a study failed; the others have been run and are kept.
+
+class CellsFailed(GnomonError, ValueError):
+    """Some runs of a study failed. All other runs have finished and are stored.
+
+    Args:
+        failures: the exception of each failed run, by the description of the run.
+        runs: the number of all runs of the study.
 
     >>> str(CellsFailed({"dp-sgd, seed 0": KeyError("x")}, 4))
-    "1 of 4 runs failed, the others are kept (start again to go on): dp-sgd, seed 0: KeyError: 'x'"
+    "1 of 4 runs failed; the finished runs are stored, so start again to repeat the rest: dp-sgd, seed 0: KeyError: 'x'"
     """
 
     def __init__(self, failures: Mapping[str, Exception], runs: int) -> None:
-        self.failures = dict(failures)
+        self.failures, self.runs = dict(failures), runs
         killed = [name for name, error in failures.items() if isinstance(error, BrokenProcessPool)]
-        said = [f"{name}: {type(error).__name__}: {error}" for name, error in failures.items() if name not in killed]
+        reasons = [f"{name}: {type(error).__name__}: {error}" for name, error in failures.items() if name not in killed]
         if killed:
-            said.append(
+            reasons.append(
                 f"a worker process was killed, most likely because memory ran out, and {len(killed)} runs ended with "
-                "it; fewer workers need less"
+                "it; use fewer workers"
             )
-        more = [f"and {len(said) - TOLD} more"] if len(said) > TOLD else []
+        more = [f"and {len(reasons) - SHOWN_FAILURES} more"] if len(reasons) > SHOWN_FAILURES else []
         super().__init__(
-            f"{len(failures)} of {runs} runs failed, the others are kept (start again to go on): "
-            + "; ".join([*said[:TOLD], *more])
+            f"{len(failures)} of {runs} runs failed; the finished runs are stored, so start again to repeat the rest: "
+            + "; ".join([*reasons[:SHOWN_FAILURES], *more])
         )
 
 
-TOLD = 5
-"""How many failures a message tells in words."""
-
-
 def settings_key(config: Any, **more: Any) -> str:
-    """A name for settings; where data lie and how many threads compute does not count.
+    """Return a hash of settings that could change a result.
 
-    The code of a user's own model counts, so that a result is not found again after the model has changed. Settings at
-    their defaults are left out, so that a new setting does not rename old cells. Of a noise multiplier seven digits
-    count: one that was worked out for a budget differs in later ones from machine to machine.
+    The location of the data and the number of threads do not count. The source code of a user's own model does, so
+    that no result is found again after the model has changed. Settings at their defaults are left out, so that adding
+    a setting to the package does not rename stored results. Seven digits of the noise multiplier count, because a
+    calibrated one differs in later digits from machine to machine.
+
+    Args:
+        config: the settings, a dataclass whose fields all have defaults.
+        more: further values that the hash should depend on.
 
     >>> from gnomon.runs.config import TrainConfig
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
     True
     """
-    default = dataclasses.asdict(type(config)())
-    given = dataclasses.asdict(config) | {"data_dir": None, "threads": None}
-    settings = {name: value for name, value in given.items() if value != default[name]}
+    defaults = dataclasses.asdict(type(config)())
+    values = dataclasses.asdict(config) | {"data_dir": None, "threads": None}
+    settings = {name: value for name, value in values.items() if value != defaults[name]}
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
     if isinstance(noise := settings.get("noise_multiplier"), float):
         settings["noise_multiplier"] = float(f"{noise:.7g}")
@@ -95,110 +110,124 @@ def settings_key(config: Any, **more: Any) -> str:
 def run_cells(
     cells: Sequence[C],
     folder: Path,
-    job: Callable[[C], dict[str, Any]],
+    job: Callable[[C], Result],
     *,
     workers: int = 1,
     progress: bool = True,
-    complete: Callable[[C, dict[str, Any]], bool] | None = None,
-) -> list[dict[str, Any]]:
-    """Run what is not there yet, in their order; every finished cell is kept.
+    complete: Callable[[C, Result], bool] | None = None,
+) -> list[Result]:
+    """Run the cells that have no stored result yet, in their order, and store every result.
 
-    `job` makes plain values of a cell, with its `accuracy`. With several workers it must be importable. Several
-    processes may work on one folder: a cell that another one finished meanwhile is not run again. A run that fails
-    does not stop the others; `CellsFailed` tells at the end. A kept result that is not `complete` counts as none.
+    Several processes may work on the same folder: a cell that another process finished in the meantime is not run
+    again. A run that fails does not stop the others.
+
+    Args:
+        cells: all cells of the study.
+        folder: the output folder.
+        job: runs one cell and returns plain values, among them `accuracy`. It must be importable if `workers` is
+            above 1.
+        workers: the number of processes.
+        progress: whether to show a progress bar.
+        complete: tells whether a stored result has everything that its cell needs; if not, the cell is run again.
+
+    Returns:
+        The results of all cells.
+
+    Raises:
+        CellsFailed: at least one run failed. Raised after all other runs have finished.
     """
     whole("workers", workers)
     store = ResultStore(folder)
-    store.open()
+    store.create()
     keys = {cell: cell.key for cell in cells}
-    every = len(set(keys.values()))
-    there = partial(_there, folder=folder, complete=complete)
-    missing = list({keys[cell]: cell for cell in cells if not there(cell)}.values())
+    total = len(set(keys.values()))
+    finished = partial(_is_finished, folder=folder, complete=complete)
+    missing = list({keys[cell]: cell for cell in cells if not finished(cell)}.values())
     failures: dict[str, Exception] = {}
-    with tqdm(total=every, initial=every - len(missing), unit="run", disable=not progress) as bar:
-        for cell, result in _results(missing, partial(_once, job=job, there=there), workers):
+    with tqdm(total=total, initial=total - len(missing), unit="run", disable=not progress) as bar:
+        for cell, outcome in _outcomes(missing, partial(_run_unless_finished, job=job, finished=finished), workers):
             bar.update()
-            found = _caught(partial(_unchanged, cell, keys[cell], result))
-            if isinstance(found, Exception):
-                failures[_told(cell)] = found
-            elif found is not None:
+            result = _result_or_error(partial(_checked_result, cell, keys[cell], outcome))
+            if isinstance(result, Exception):
+                failures[_description(cell)] = result
+            elif result is not None:
                 settings = dataclasses.asdict(cell.config) | {"data_dir": None}
-                store.write(keys[cell], {"settings": settings, "versions": versions()} | found)
-                bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
+                store.write(keys[cell], {"settings": settings, "versions": versions()} | result)
+                bar.set_postfix_str(f"{cell.label}: {100 * result['accuracy']:.1f} %")
     if failures:
-        raise CellsFailed(failures, every) from next(iter(failures.values()))
-    return [found for _, found in kept_cells(cells, folder)]
+        raise CellsFailed(failures, total) from next(iter(failures.values()))
+    return [result for _, result in stored_cells(cells, folder)]
 
 
-def _told(cell: StudyCell) -> str:
-    """A run in words: its label, and what tells it from the others of that label."""
-    names = {"noise": "noise_multiplier", "target": "target_epsilon", "seed": "seed"}
-    parts = {word: getattr(cell.config, name, None) for word, name in names.items()}
-    return ", ".join([cell.label, *(f"{name} {value:g}" for name, value in parts.items() if value is not None)])
+def stored_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, Result]]:
+    """Return the cells that have a stored result, each with its result under the cell's label.
 
-
-def kept_cells(cells: Sequence[C], folder: Path) -> list[tuple[C, dict[str, Any]]]:
-    """The cells that have been run, with their results.
-
-    >>> kept_cells([], Path("nowhere"))
+    >>> stored_cells([], Path("nowhere"))
     []
     """
     store = ResultStore(folder)
-    found = [(cell, store.find(cell.key)) for cell in cells]
-    return [(cell, result | {"label": cell.label}) for cell, result in found if result is not None]
+    results = [(cell, store.find(cell.key)) for cell in cells]
+    return [(cell, result | {"label": cell.label}) for cell, result in results if result is not None]
 
 
-def _results(
-    cells: Sequence[C], job: Callable[[C], dict[str, Any] | None], workers: int
-) -> Iterator[tuple[C, dict[str, Any] | Exception | None]]:
-    """Each cell with its result, with what went wrong, or with nothing if somebody else has kept it."""
+def _description(cell: StudyCell) -> str:
+    """Return the label of a cell with the noise level and the seed, which distinguish it from cells of that label."""
+    names = {"noise": "noise_multiplier", "target": "target_epsilon", "seed": "seed"}
+    values = {word: getattr(cell.config, name, None) for word, name in names.items()}
+    return ", ".join([cell.label, *(f"{word} {value:g}" for word, value in values.items() if value is not None)])
+
+
+def _outcomes(
+    cells: Sequence[C], job: Callable[[C], Result | None], workers: int
+) -> Iterator[tuple[C, Result | Exception | None]]:
+    """Yield each cell with its result, its exception, or None if another process has stored its result."""
     if workers == 1 or len(cells) < 2:
         for cell in cells:
-            yield cell, _caught(partial(job, cell))
+            yield cell, _result_or_error(partial(job, cell))
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        min(workers, len(cells)), mp_context=context, initializer=_leave_with, initargs=(os.getpid(),)
+        min(workers, len(cells)), mp_context=context, initializer=_exit_with_parent, initargs=(os.getpid(),)
     )
     try:
-        waiting: dict[Future[dict[str, Any] | None], C] = {pool.submit(job, cell): cell for cell in cells}
+        waiting: dict[Future[Result | None], C] = {pool.submit(job, cell): cell for cell in cells}
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                yield waiting.pop(future), _caught(future.result)
+                yield waiting.pop(future), _result_or_error(future.result)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _there(cell: C, folder: Path, complete: Callable[[C, dict[str, Any]], bool] | None) -> bool:
-    """Whether a cell has been run, with everything that is asked of it."""
-    found = ResultStore(folder).find(cell.key)
-    return found is not None and (complete is None or complete(cell, found))
+def _is_finished(cell: C, folder: Path, complete: Callable[[C, Result], bool] | None) -> bool:
+    """Return whether a cell has a stored result with everything that the cell needs."""
+    result = ResultStore(folder).find(cell.key)
+    return result is not None and (complete is None or complete(cell, result))
 
 
-def _once(cell: C, job: Callable[[C], dict[str, Any]], there: Callable[[C], bool]) -> dict[str, Any] | None:
-    """Run a cell unless somebody else has kept it by now."""
-    return None if there(cell) else job(cell)
+def _run_unless_finished(cell: C, job: Callable[[C], Result], finished: Callable[[C], bool]) -> Result | None:
+    """Run a cell unless another process has stored its result in the meantime."""
+    return None if finished(cell) else job(cell)
 
 
-def _unchanged(cell: StudyCell, key: str, result: dict[str, Any] | Exception | None) -> dict[str, Any] | None:
-    """The result of a cell, unless the code or the file that it was started with has changed meanwhile."""
-    if isinstance(result, Exception):
-        raise result
+def _checked_result(cell: StudyCell, key: str, outcome: Result | Exception | None) -> Result | None:
+    """Return the result of a cell, unless the model's code or the data file changed since the cell was started."""
+    if isinstance(outcome, Exception):
+        raise outcome
     if cell.key != key:
-        raise RuntimeError("the code of the model or the data file changed while it ran: start again to run it anew")
-    return result
+        raise StateError("the code of the model or the data file changed during the run; start again to repeat the run")
+    return outcome
 
 
-def _caught(job: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | Exception | None:
+def _result_or_error(job: Callable[[], Result | None]) -> Result | Exception | None:
     try:
         return job()
-    except Exception as error:  # told at the end: one run must not stop the others
+    except Exception as error:  # collected and raised at the end: one run must not stop the others
         return error
 
 
-def _leave_with(parent: int) -> None:
-    """End this worker when its parent is gone, however that went, instead of computing for nobody."""
+def _exit_with_parent(parent: int) -> None:
+    """End this worker process when its parent is gone, however the parent ended."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""Several methods, noise levels and seeds on one split: run, remembered cell by cell, and summed up."""
+"""Comparisons: several methods, noise levels and seeds on the same split of one data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from gnomon.accounting import digits
 from gnomon.data import Records, load
 from gnomon.diagnose import Looks
 from gnomon.errors import SettingError
-from gnomon.figures.comparison import comparison
+from gnomon.figures.comparison import save_comparison
 from gnomon.files import write_atomic
 from gnomon.memory import keep_memory
 from gnomon.runs.builders import (
@@ -32,39 +32,43 @@ from gnomon.runs.builders import (
     uses_public,
     without_foreign_settings,
 )
-from gnomon.runs.config import TrainConfig
+from gnomon.runs.config import TrainConfig, recipe
 from gnomon.runs.environment import environment
 from gnomon.runs.train import plain
-from gnomon.studies.cells import kept_cells, run_cells, settings_key
-from gnomon.studies.method_specs import PUBLIC_ONLY, settings_of_label
+from gnomon.studies.cells import CellsFailed, Result, run_cells, settings_key, stored_cells
+from gnomon.studies.method_specs import PUBLIC_ONLY, MethodSpec, method_specs, refuse_unused_settings
 from gnomon.training.checks.members import of_members
 from gnomon.training.evaluate import evaluate
 from gnomon.validate import positive, whole
 
+DEFAULT_METHODS = ("dp-sgd", "pdp", "pcdp", "rpdp", "rsdp", PUBLIC_ONLY)
+"""The methods that are compared by default."""
+
+DEFAULT_NOISE_MULTIPLIERS = (5.0, 10.0, 20.0, 40.0)
+"""The noise levels that are compared by default."""
+
 TRAIN_ACCURACY = "unprotected/train/accuracy"
-"""At the end of a run, on its private records: what no release pays for."""
+"""The accuracy on the private records at the end of a run, computed without noise."""
 
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """One run of the grid."""
+    """One run of a comparison."""
 
     label: str
-    """The method, with its settings where they are not the common ones."""
+    """The method, with the settings that differ from the common ones."""
     config: TrainConfig
     looks: Looks | None = None
-    """Looks inside while it trains, if any."""
+    """The diagnostics to record during training, if any."""
     scored_on_train: bool = False
-    """Whether the accuracy on its own records is asked for, which runs that were kept long ago do not have."""
-
-    @property
-    def public_only(self) -> bool:
-        """Whether it trains on public records alone."""
-        return self.label.partition(":")[0] == PUBLIC_ONLY
+    """Whether the run must record its accuracy on the private records, which old stored results lack."""
+    public_only: bool = False
+    """Whether the run trains on the public records alone."""
 
     @property
     def key(self) -> str:
-        """A name that changes with every setting that could change the result; the label itself does not count."""
+        """The name of the stored result. It changes with every setting that could change the result, not with the
+        label."""
         more: dict[str, Any] = {"label": PUBLIC_ONLY} if self.public_only else {}
         if self.looks is not None:
             more["looks"] = dataclasses.asdict(self.looks)
@@ -76,232 +80,378 @@ class ComparisonCell:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One method at one noise level, over all seeds."""
+    """The results of one method at one noise level, over all seeds."""
 
     method: str
     noise_multiplier: float | None
+    """None for public-only."""
     epsilon: float
     mean: float
+    """The mean test accuracy."""
     deviation: float | None
-    """One run has none."""
+    """The standard deviation of the test accuracy over seeds; None for one seed."""
     seeds: int
     seconds: float
+    """The mean training time of a run."""
     target_epsilon: float | None = None
-    """The budget that the noise was worked out for, if it was."""
+    """The budget for which the noise multiplier was calibrated, if it was."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of a comparison, and the settings that repeat it."""
+
+    config: TrainConfig
+    """The common settings."""
+    methods: tuple[str, ...]
+    """The labels of the compared methods."""
+    noise_multipliers: tuple[float, ...]
+    target_epsilons: tuple[float, ...]
+    seeds: int
+    cells: tuple[ComparisonCell, ...]
+    """All runs of the comparison."""
+    results: tuple[Result, ...]
+    """The results of the finished runs."""
+    folder: Path
+
+    @property
+    def rows(self) -> list[ComparisonRow]:
+        """The mean and the deviation over seeds, for each method and noise level."""
+        return summarise(self.results)
+
+    @property
+    def title(self) -> str:
+        return f"{self.config.data}, {self.config.epochs:g} epochs, batch {self.config.batch_size}"
+
+    def markdown(self) -> str:
+        """Return the results as a Markdown table."""
+        return markdown(self.rows)
+
+    def csv(self) -> str:
+        """Return the rows as CSV."""
+        return csv_table(self.rows)
+
+    def write(self) -> None:
+        """Write the table (Markdown and CSV), the figure (PNG and SVG) and the settings (JSON) into the folder.
+
+        `gnomon report` makes a page from these files.
+        """
+        write_atomic(self.folder / "comparison.md", self.markdown().encode(), shared=True)
+        write_atomic(self.folder / "comparison.csv", self.csv().encode(), shared=True)
+        for extension in ("png", "svg"):
+            save_comparison(self.rows, self.title, self.folder / f"comparison.{extension}")
+        plan = {
+            "settings": dataclasses.asdict(self.config),
+            "methods": list(self.methods),
+            "noise_multipliers": list(self.noise_multipliers),
+            "target_epsilons": list(self.target_epsilons),
+            "seeds": self.seeds,
+            "cells": [[cell.label, cell.key] for cell in self.cells],
+            "environment": environment(),
+        }
+        write_atomic(self.folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)
+
+
+class ComparisonFailed(CellsFailed):
+    """Some runs of a comparison failed; `comparison` has the results of the others."""
+
+    def __init__(self, error: CellsFailed, comparison: Comparison) -> None:
+        super().__init__(error.failures, error.runs)
+        self.comparison = comparison
+
+
+def compare(
+    config: TrainConfig | Mapping[str, Any],
+    methods: Sequence[str | MethodSpec] = DEFAULT_METHODS,
+    *,
+    noise_multipliers: Sequence[float] = (),
+    target_epsilons: Sequence[float] = (),
+    seeds: int = 2,
+    folder: Path | str | None = None,
+    workers: int = 1,
+    progress: bool = True,
+) -> Comparison:
+    """Compare methods at several noise levels, over seeds, on the same private records.
+
+    Finished runs are stored in the folder: calling the function again runs only the missing ones. Tables and figures
+    are written there too. The public-only baseline is always included where there are public records.
+
+    The noise is seeded so that the comparison can be repeated. A comparison therefore makes no privacy claim; each
+    epsilon is what the settings would guarantee for one run with secret noise.
+
+    Args:
+        config: the common settings, or a mapping of setting names to values. A setting that only some methods have
+            applies to these.
+        methods: the methods to compare. A method may have settings of its own: `"pcdp:rank=50"`, or
+            `MethodSpec("pcdp", {"rank": 50})`.
+        noise_multipliers: the noise levels (default: 5, 10, 20 and 40).
+        target_epsilons: budgets in place of noise levels; the noise multiplier is calibrated for each.
+        seeds: the number of runs per method and noise level.
+        folder: the output folder (default: `runs/compare-<data>`).
+        workers: the number of processes. A script that uses more than one needs an `if __name__ == "__main__"` guard.
+        progress: whether to show a progress bar.
+
+    Returns:
+        The results, one row per method and noise level.
+
+    Raises:
+        SettingError: a method or a setting is invalid, or a setting applies to no method.
+        ComparisonFailed: at least one run failed. Raised after all other runs have finished and their results have
+            been written.
+
+    >>> import tempfile
+    >>> settings = {"data": "digits", "epochs": 1, "public": 40}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = compare(settings, ["dp-sgd"], noise_multipliers=[4.0], seeds=1, folder=folder, progress=False)
+    >>> [(row.method, round(row.epsilon, 2), row.seeds) for row in result.rows]
+    [('dp-sgd', 0.42, 1), ('public-only', 0.0, 1)]
+    """
+    base = _common_settings(config)
+    specs = method_specs(methods)
+    refuse_unused_settings(base, specs)
+    if needs_public_records(base, specs) and PUBLIC_ONLY not in [spec.label for spec in specs]:
+        specs.append(MethodSpec(PUBLIC_ONLY))  # no comparison without the honest baseline
+    if not noise_multipliers and not target_epsilons:
+        noise_multipliers = DEFAULT_NOISE_MULTIPLIERS
+    cells = grid(base, specs, noise_multipliers, seeds, target_epsilons=target_epsilons)
+    place = Path("runs") / f"compare-{Path(base.data.removeprefix('npz:')).stem}" if folder is None else Path(folder)
+    failure = None
+    try:
+        run_grid(cells, place, workers=workers, progress=progress)
+    except CellsFailed as error:
+        failure = error
+    comparison = Comparison(
+        base,
+        tuple(spec.label for spec in specs),
+        tuple(noise_multipliers),
+        tuple(target_epsilons),
+        seeds,
+        tuple(cells),
+        tuple(stored_results(cells, place)),
+        place,
+    )
+    if comparison.results:
+        comparison.write()
+    if failure is not None:
+        raise ComparisonFailed(failure, comparison) from failure.__cause__
+    return comparison
+
+
+def _common_settings(config: TrainConfig | Mapping[str, Any]) -> TrainConfig:
+    if isinstance(config, TrainConfig):
+        return config
+    return recipe(str(config.get("data", TrainConfig().data))).with_settings(dict(config))
 
 
 def grid(
     base: TrainConfig,
-    methods: Sequence[str],
+    methods: Sequence[str | MethodSpec],
     noise_multipliers: Sequence[float],
     seeds: int,
     looks: Looks | None = None,
     *,
     target_epsilons: Sequence[float] = (),
 ) -> list[ComparisonCell]:
-    """All cells. A method may carry settings of its own: "pcdp:rank=50,scope=per-tensor".
+    """Return the runs of a comparison: every method at every noise level with every seed.
 
-    Give noise multipliers, or none and target epsilons: each run then works out the noise of its own sampling.
+    Args:
+        base: the common settings.
+        methods: the methods, each with settings of its own if needed.
+        noise_multipliers: the noise levels; empty if `target_epsilons` are given.
+        seeds: the number of runs per method and noise level.
+        looks: the diagnostics to record during training.
+        target_epsilons: budgets; each run calibrates the noise multiplier for its own sampling.
 
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
     ['dp-sgd', 'pcdp:rank=20']
     """
-    named = [(label, *settings_of_label(label)) for label in methods]
-    # everybody trains on the same private records, whether a method reads the public ones or not
-    public = public_count(base) if has_public(base, methods) else 0
+    specs = method_specs(methods)
+    # All methods train on the same private records, whether they use the public records or not.
+    public = public_count(base) if needs_public_records(base, specs) else 0
     private = base.private or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
     base = dataclasses.replace(
         base, private=private, public=public, dataset_size=base.dataset_size or private, target_epsilon=None
     )
-    every = _levels(noise_multipliers, target_epsilons)
+    levels = _levels(noise_multipliers, target_epsilons)
     cells = []
-    for label, name, own in named:
-        for level in [{"noise_multiplier": None}] if name == PUBLIC_ONLY else every:
+    for spec in specs:
+        for level in [{"noise_multiplier": None}] if spec.is_public_only else levels:
             for seed in range(whole("seeds", seeds)):
-                settings = level | {"seed": seed, "insecure_noise_seed": seed} | own
-                if "noise-multiplier" in own or "noise_multiplier" in own:
-                    settings |= {"target_epsilon": own.get("target-epsilon", own.get("target_epsilon"))}
-                method = "pcdp" if name == PUBLIC_ONLY else name  # public-only reads the same public records
+                settings = level | {"seed": seed, "insecure_noise_seed": seed} | dict(spec.settings)
+                if "noise_multiplier" in spec.settings:
+                    settings |= {"target_epsilon": spec.settings.get("target_epsilon")}
+                method = "pcdp" if spec.is_public_only else spec.name  # public-only uses the same public records
                 config = without_foreign_settings(dataclasses.replace(base, method=method)).with_settings(settings)
-                build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))  # wrong settings fail now
-                cells.append(ComparisonCell(label, config, None if name == PUBLIC_ONLY else looks))
-    return list(dict.fromkeys(cells))  # a method with its own noise is the same at every level
+                # Building the method refuses invalid settings before any run starts.
+                build_method(config, Records(torch.zeros(public, 1), torch.zeros(public)))
+                cells.append(
+                    ComparisonCell(
+                        spec.label,
+                        config,
+                        looks=None if spec.is_public_only else looks,
+                        public_only=spec.is_public_only,
+                    )
+                )
+    return list(dict.fromkeys(cells))  # a method that sets its own noise is the same at every level
 
 
 def _levels(noise_multipliers: Sequence[float], target_epsilons: Sequence[float]) -> list[dict[str, Any]]:
-    """The settings of each level of noise."""
+    """Return the settings of each noise level."""
     if bool(noise_multipliers) == bool(target_epsilons):
-        allowed = "either noise multipliers or target epsilons, and not both"
-        raise SettingError("target-epsilons", list(target_epsilons), allowed)
-    budgets = [{"noise_multiplier": None, "target_epsilon": positive("target-epsilons", x)} for x in target_epsilons]
-    return budgets or [{"noise_multiplier": positive("noise-multipliers", x)} for x in noise_multipliers]
+        raise SettingError.with_message("set either noise-multipliers or target-epsilons, not both or neither")
+    if target_epsilons:
+        return [
+            {"noise_multiplier": None, "target_epsilon": positive("target-epsilons", value)}
+            for value in target_epsilons
+        ]
+    return [{"noise_multiplier": positive("noise-multipliers", value)} for value in noise_multipliers]
 
 
-def has_public(base: TrainConfig, methods: Sequence[str]) -> bool:
-    """Whether a comparison sets public records aside: of own data only if they are given or a method reads them.
+def needs_public_records(base: TrainConfig, methods: Sequence[str | MethodSpec]) -> bool:
+    """Return whether a comparison sets public records aside.
+
+    Benchmark data sets always have public records. A user's own data have them only if their number is given or if a
+    method uses them.
 
     >>> own = TrainConfig(data="npz:own.npz")
-    >>> has_public(TrainConfig(), ["dp-sgd"]), has_public(own, ["dp-sgd"]), has_public(own, ["dp-sgd", "pdp"])
-    (True, False, True)
+    >>> [needs_public_records(own, methods) for methods in (["dp-sgd"], ["dp-sgd", "pdp"])]
+    [False, True]
     """
-    return not is_own(base.data) or bool(base.public) or any(_reads_public(base, label) for label in methods)
+    if not is_own(base.data) or base.public:
+        return True
+    return any(
+        spec.is_public_only
+        or uses_public(dataclasses.replace(base, method=spec.name).with_settings(dict(spec.settings)))
+        for spec in method_specs(methods)
+    )
 
 
-def _reads_public(base: TrainConfig, label: str) -> bool:
-    name, own = settings_of_label(label)
-    return name == PUBLIC_ONLY or uses_public(dataclasses.replace(base, method=name).with_settings(own))
-
-
-def run_cell(cell: ComparisonCell) -> dict[str, Any]:
-    """Train one cell on one thread; the result as plain values."""
+def run_cell(cell: ComparisonCell) -> Result:
+    """Train one run on one thread and return its result as plain values."""
     torch.set_num_threads(1)
     keep_memory()
     source = load(cell.config.data, cell.config.data_dir)
     split = records(cell.config, source)
     if cell.public_only:
-        found = public_only(cell.config, source, split.public)
-        return {"label": cell.label, "epsilon": 0.0, "accuracy": found["accuracy"], "seconds": 0.0, "history": []}
+        scores = public_only(cell.config, source, split.public)
+        return {"label": cell.label, "epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0, "history": []}
     if of_members(source.test, split.private):
         raise SettingError(
-            "data", cell.config.data, "test records that are not training records: methods are compared by them"
+            "data", cell.config.data, "test records that are not training records, because methods are compared on them"
         )
     trainer = build_trainer(cell.config, source, split.public, progress=False)
-    seen = cell.looks.along(trainer, split.private) if cell.looks is not None else None
-    curve: list[dict[str, float]] = []
-    result = trainer.fit(split.private, source.test, on_epoch=curve.append, evaluate_every=cell.config.evaluate_every)
+    diagnostics = cell.looks.along(trainer, split.private) if cell.looks is not None else None
+    history: list[dict[str, float]] = []
+    result = trainer.fit(split.private, source.test, on_epoch=history.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
-    if "accuracy" in (own := evaluate(trainer.final, trainer.loss, split.private)):
-        curve[-1][TRAIN_ACCURACY] = own["accuracy"]
+    if "accuracy" in (scores := evaluate(trainer.final, trainer.loss, split.private)):
+        history[-1][TRAIN_ACCURACY] = scores["accuracy"]
     return {
         "label": cell.label,
         "noise_multiplier": trainer.account.noise_multiplier,
         "epsilon": float(result.epsilon),
-        "accuracy": curve[-1]["validation/accuracy"],
-        "seconds": curve[-1]["seconds"],
-        "history": [plain(row) for row in curve],
-    } | ({} if seen is None else {"diagnostics": seen})
+        "accuracy": history[-1]["validation/accuracy"],
+        "seconds": history[-1]["seconds"],
+        "history": [plain(row) for row in history],
+    } | ({} if diagnostics is None else {"diagnostics": diagnostics})
 
 
-def run(
-    cells: Sequence[ComparisonCell], folder: Path, *, workers: int = 1, progress: bool = True
-) -> list[dict[str, Any]]:
-    """Run what is not there yet, in parallel; every finished cell is kept, so that a stopped run goes on later."""
-    return run_cells(cells, folder, run_cell, workers=workers, progress=progress, complete=_complete)
+def run_grid(cells: Sequence[ComparisonCell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[Result]:
+    """Run the cells that have no stored result yet, store every result, and return the results of all cells."""
+    return run_cells(cells, folder, run_cell, workers=workers, progress=progress, complete=_is_complete)
 
 
-def _complete(cell: ComparisonCell, found: dict[str, Any]) -> bool:
-    return not cell.scored_on_train or any(TRAIN_ACCURACY in row for row in found["history"])
+def stored_results(cells: Sequence[ComparisonCell], folder: Path) -> list[Result]:
+    """Return the stored results of cells, each under its cell's label."""
+    return [result for cell, result in stored_cells(cells, folder) if _is_complete(cell, result)]
 
 
-def done(cells: Sequence[ComparisonCell], folder: Path) -> list[dict[str, Any]]:
-    """The results of those cells that have been run, with all that is asked of them, under the cells' labels."""
-    return [found for cell, found in kept_cells(cells, folder) if _complete(cell, found)]
+def _is_complete(cell: ComparisonCell, result: Result) -> bool:
+    """Return whether a stored result has everything that its cell needs."""
+    return not cell.scored_on_train or any(TRAIN_ACCURACY in row for row in result["history"])
 
 
-def summary(results: Sequence[dict[str, Any]]) -> list[ComparisonRow]:
-    """Mean and standard deviation over seeds, for each method and noise level.
+def summarise(results: Sequence[Result]) -> list[ComparisonRow]:
+    """Return the mean and the standard deviation over seeds, for each method and noise level.
 
     >>> runs = [{"label": "dp-sgd", "noise_multiplier": 2.0, "epsilon": 1.0, "accuracy": a, "seconds": 1.0}
     ...         for a in (0.5, 0.7)]
-    >>> summary(runs)[0].mean
+    >>> summarise(runs)[0].mean
     0.6
     """
-    groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
-    for found in results:
-        groups.setdefault((found["label"], found.get("noise_multiplier")), []).append(found)
+    groups: dict[tuple[str, float | None], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result["label"], result.get("noise_multiplier")), []).append(result)
     return [
         ComparisonRow(
             label,
-            level,
+            noise_multiplier,
             group[0]["epsilon"],
-            statistics.fmean(one["accuracy"] for one in group),
-            statistics.stdev(one["accuracy"] for one in group) if len(group) > 1 else None,
+            statistics.fmean(result["accuracy"] for result in group),
+            statistics.stdev(result["accuracy"] for result in group) if len(group) > 1 else None,
             len(group),
-            statistics.fmean(one["seconds"] for one in group),
-            _target(group[0]),
+            statistics.fmean(result["seconds"] for result in group),
+            _target_epsilon(group[0]),
         )
-        for (label, level), group in groups.items()
+        for (label, noise_multiplier), group in groups.items()
     ]
 
 
-def _target(found: dict[str, Any]) -> float | None:
-    settings = found.get("settings", {})
-    fixed = found.get("noise_multiplier") is None or settings.get("noise_multiplier") is not None
+def _target_epsilon(result: Result) -> float | None:
+    """Return the budget for which a run calibrated its noise, or None if its noise was given."""
+    settings = result.get("settings", {})
+    fixed = result.get("noise_multiplier") is None or settings.get("noise_multiplier") is not None
     return None if fixed else settings.get("target_epsilon")
 
 
 def markdown(rows: Sequence[ComparisonRow]) -> str:
-    """A table with a row for each method and a column for each noise level, or for each budget.
+    """Return a Markdown table with a row per method and a column per noise level or budget.
 
     >>> print(markdown([ComparisonRow("dp-sgd", 2.0, 1.0, 0.6, 0.1, 2, 1.0)]), end="")
     | accuracy, % | sigma 2, epsilon 1.000 |
     |---|---|
     | dp-sgd | 60.0 ± 10.0 |
     """
-    levels = sorted({_level(row) for row in rows if row.noise_multiplier is not None})
-    heads = [f"sigma {one[0]:.3g}, epsilon {digits(one[1])}" if one[1:] else f"epsilon {one[0]:.15g}" for one in levels]
-    lines = ["| accuracy, % | " + " | ".join(heads) + " |", "|---" * (len(levels) + 1) + "|"]
+    headings = {_level(row): _heading(row) for row in rows if row.noise_multiplier is not None}
+    levels = sorted(headings)
+    lines = [
+        "| accuracy, % | " + " | ".join(headings[level] for level in levels) + " |",
+        "|---" * (len(levels) + 1) + "|",
+    ]
     for method in dict.fromkeys(row.method for row in rows):
-        mine = {_level(row): row for row in rows if row.method == method}
-        only = next(iter(mine.values()))
-        if only.noise_multiplier is None:
-            cells = [_cell(only) + " (epsilon 0)"] + ["same"] * (len(levels) - 1)
+        by_level = {_level(row): row for row in rows if row.method == method}
+        first = next(iter(by_level.values()))
+        if first.noise_multiplier is None:
+            cells = [_accuracy(first) + " (epsilon 0)"] + ["same"] * (len(levels) - 1)
         else:
-            cells = [_cell(mine[level]) if level in mine else "–" for level in levels]
+            cells = [_accuracy(by_level[level]) if level in by_level else "–" for level in levels]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _level(row: ComparisonRow) -> tuple[float, ...]:
-    """What a column stands for: a budget, or a noise multiplier and its epsilon."""
+    """Return what identifies a column: the budget, or the noise multiplier and its epsilon."""
     return (row.noise_multiplier or 0.0, row.epsilon) if row.target_epsilon is None else (row.target_epsilon,)
 
 
-def _cell(row: ComparisonRow) -> str:
+def _heading(row: ComparisonRow) -> str:
+    if row.target_epsilon is not None:
+        return f"epsilon {row.target_epsilon:.15g}"
+    return f"sigma {row.noise_multiplier:.3g}, epsilon {digits(row.epsilon)}"
+
+
+def _accuracy(row: ComparisonRow) -> str:
     return f"{100 * row.mean:.1f}" + (f" ± {100 * row.deviation:.1f}" if row.deviation is not None else "")
 
 
-def table(rows: Sequence[ComparisonRow]) -> str:
-    """The rows as CSV."""
+def csv_table(rows: Sequence[ComparisonRow]) -> str:
+    """Return the rows as CSV, with the fields of `ComparisonRow` as columns."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([field.name for field in dataclasses.fields(ComparisonRow)])
     for row in rows:
         writer.writerow(dataclasses.astuple(row))
     return out.getvalue()
-
-
-def write(rows: Sequence[ComparisonRow], folder: Path, title: str, say: Callable[[str], None] = print) -> None:
-    """Leave the table as Markdown and CSV and the picture as PNG and SVG in a folder."""
-    write_atomic(folder / "comparison.md", markdown(rows).encode(), shared=True)
-    write_atomic(folder / "comparison.csv", table(rows).encode(), shared=True)
-    for ending in ("png", "svg"):
-        comparison(rows, title, folder / f"comparison.{ending}")
-    say(markdown(rows))
-    say(f"table    {folder / 'comparison.md'} and .csv")
-    say(f"picture  {folder / 'comparison.png'} and .svg")
-
-
-def remember(
-    folder: Path,
-    base: TrainConfig,
-    methods: Sequence[str],
-    levels: Sequence[float],
-    seeds: int,
-    cells: Sequence[ComparisonCell],
-    target_epsilons: Sequence[float] = (),
-) -> None:
-    """Leave in the folder what its results belong to, so that a report can say how to repeat them."""
-    plan = {
-        "settings": dataclasses.asdict(base),
-        "methods": list(methods),
-        "noise_multipliers": list(levels),
-        "target_epsilons": list(target_epsilons),
-        "seeds": seeds,
-        "cells": [[cell.label, cell.key] for cell in cells],
-        "environment": environment(),
-    }
-    write_atomic(folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)

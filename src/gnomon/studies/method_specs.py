@@ -1,10 +1,11 @@
-"""The methods of a comparison as people write them: names, each with settings of its own."""
+"""The methods of a comparison: names, each with settings of its own, as data and as text such as `pcdp:rank=50`."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.errors import SettingError
@@ -14,56 +15,103 @@ from gnomon.runs.builders.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods
 from gnomon.runs.config import TrainConfig, as_text
 
 PUBLIC_ONLY = "public-only"
-SEEDS = ("seed", "insecure-noise-seed")
-"""Settings that a comparison gives each of its runs."""
+"""The baseline that trains on the public records alone, at epsilon 0."""
+
+SEED_SETTINGS = ("seed", "insecure_noise_seed")
+"""Settings that a comparison chooses for each of its runs."""
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method of a comparison, with the settings that apply to this method alone.
+
+    Args:
+        name: the name of a method, or `public-only`.
+        settings: settings of the method, by their names with dashes or underscores.
+        label: the name in tables and figures; by default the method with its settings.
+
+    >>> MethodSpec("pcdp", {"rank": 50.0, "scope": "per-tensor"}).label
+    'pcdp:rank=50,scope=per-tensor'
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name not in METHODS and self.name != PUBLIC_ONLY:
+            raise unknown_method(self.name, PUBLIC_ONLY)
+        settings = {key.replace("-", "_"): value for key, value in self.settings.items()}
+        for key in SEED_SETTINGS:
+            if key in settings:
+                raise SettingError.with_message(
+                    f"{key} = {settings[key]} cannot be set for one method: a comparison chooses the seeds of its "
+                    "runs; set their number with --seeds",
+                    name=key,
+                    value=settings[key],
+                )
+        object.__setattr__(self, "settings", settings)
+        if not self.label:
+            text = ",".join(f"{key.replace('_', '-')}={as_text(value)}" for key, value in settings.items())
+            object.__setattr__(self, "label", f"{self.name}:{text}" if text else self.name)
+
+    @classmethod
+    def parse(cls, text: str) -> MethodSpec:
+        """Return the method that a text describes. The text becomes the label.
+
+        >>> MethodSpec.parse("pcdp:rank=50").settings
+        {'rank': 50}
+        """
+        name, _, rest = text.partition(":")
+        settings: dict[str, Any] = {}
+        for item in _items(rest.split(",")):
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise SettingError("method", text, "a method with settings such as pcdp:rank=50,scope=per-tensor")
+            settings[key] = int(value) if value.isdigit() else value
+        return cls(name, settings, text)
+
+    @property
+    def is_public_only(self) -> bool:
+        """Whether this is the baseline that trains on the public records alone."""
+        return self.name == PUBLIC_ONLY
+
+
+def method_specs(methods: Sequence[str | MethodSpec]) -> list[MethodSpec]:
+    """Return methods as specifications, with texts parsed.
+
+    >>> [spec.name for spec in method_specs(["dp-sgd", MethodSpec("pcdp", {"rank": 50})])]
+    ['dp-sgd', 'pcdp']
+    """
+    return [MethodSpec.parse(method) if isinstance(method, str) else method for method in methods]
 
 
 def split_methods(text: str) -> list[str]:
-    """Methods in a list, where commas also separate a method's own settings.
+    """Split a list of methods at the commas that do not separate the settings of one method.
 
     >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
     ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
     >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch=50,dp-sgd")
     ['dp-comp-gd:constraint=box:-1,1,sketch=50', 'dp-sgd']
     """
-    parts: list[str] = []
+    methods: list[str] = []
     for item in _items(re.split("[,;]", text)):
-        if "=" in item and ":" not in item.partition("=")[0] and parts:
-            parts[-1] += f",{item}"
+        if "=" in item and ":" not in item.partition("=")[0] and methods:
+            methods[-1] += f",{item}"
         else:
-            parts.append(item)
-    return parts
-
-
-def settings_of_label(label: str) -> tuple[str, dict[str, Any]]:
-    """The method of a label, and its own settings.
-
-    >>> settings_of_label("pcdp:rank=50")
-    ('pcdp', {'rank': 50})
-    """
-    name, _, rest = label.partition(":")
-    if name not in METHODS and name != PUBLIC_ONLY:
-        raise unknown_method(name, PUBLIC_ONLY)
-    own: dict[str, Any] = {}
-    for item in _items(rest.split(",")):
-        key, found, value = item.partition("=")
-        if not found:
-            raise SettingError("method", label, "settings as name:key=value,key=value")
-        if key.replace("_", "-") in SEEDS:
-            raise SettingError(key, value, "--seeds instead: a comparison seeds its runs itself")
-        own[key] = int(value) if value.isdigit() else value
-    return name, own
+            methods.append(item)
+    return methods
 
 
 def _items(parts: Sequence[str]) -> list[str]:
-    """Parts of a list, where a number behind a setting is more of its value, as in constraint=box:-1,1."""
-    found: list[str] = []
+    """Join the parts of values that contain commas: a number after a setting belongs to it, as in box:-1,1."""
+    items: list[str] = []
     for part in filter(None, parts):
-        if found and "=" in found[-1] and _is_number(part):
-            found[-1] += f",{part}"
+        if items and "=" in items[-1] and _is_number(part):
+            items[-1] += f",{part}"
         else:
-            found.append(part)
-    return found
+            items.append(part)
+    return items
 
 
 def _is_number(text: str) -> bool:
@@ -74,37 +122,45 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def refuse_unheard(base: TrainConfig, methods: Sequence[str]) -> None:
-    """An error if a common setting reaches no method of a comparison.
+def refuse_unused_settings(base: TrainConfig, specs: Sequence[MethodSpec]) -> None:
+    """Raise an error if a common setting has no effect on any method of a comparison.
 
-    Settings that only some methods have go to those. Local steps given in common are for dp-lsgd alone, so that it can
-    stand beside methods without them.
+    A setting that only some methods have applies to these. Common local steps apply to dp-lsgd alone, so that dp-lsgd
+    can be compared with methods without local steps.
 
-    >>> refuse_unheard(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd"])
-    >>> refuse_unheard(TrainConfig(local_steps=3), ["pcdp"])
+    Raises:
+        SettingError: no method uses the setting. The message says how to give it to a method.
+
+    >>> refuse_unused_settings(TrainConfig(local_steps=3), method_specs(["dp-sgd", "dp-lsgd"]))
+    >>> refuse_unused_settings(TrainConfig(local_steps=3), method_specs(["pcdp"]))
     Traceback (most recent call last):
-    gnomon.errors.SettingError: local-steps = 3 is invalid; expected it to a method by name: write pcdp:local-steps=3
+    gnomon.errors.SettingError: local-steps = 3 applies to dp-lsgd only; write pcdp:local-steps=3 to use it with pcdp
     """
-    default, private = TrainConfig(), [label for label in methods if settings_of_label(label)[0] != PUBLIC_ONLY]
+    defaults, private = TrainConfig(), [spec for spec in specs if not spec.is_public_only]
     for name in (*METHOD_SETTINGS, *LOCAL_SETTINGS):
         value = getattr(base, name)
-        if value != getattr(default, name) and not any(_hears(base, label, name) for label in private):
-            raise SettingError(name.replace("_", "-"), value, _remedy(base, private, name))
+        if value != getattr(defaults, name) and not any(_uses(base, spec, name) for spec in private):
+            raise _unused_setting(name, value, private)
 
 
-def _hears(base: TrainConfig, label: str, name: str) -> bool:
-    """Whether a method takes a setting from the common ones."""
-    method, own = settings_of_label(label)
-    if name in {key.replace("-", "_") for key in own}:
+def _uses(base: TrainConfig, spec: MethodSpec, name: str) -> bool:
+    """Return whether a method takes a setting from the common ones."""
+    if name in spec.settings:
         return False
-    kept = without_foreign_settings(dataclasses.replace(base, method=method))
-    return bool(getattr(kept, name) == getattr(base, name))
+    config = without_foreign_settings(dataclasses.replace(base, method=spec.name))
+    return bool(getattr(config, name) == getattr(base, name))
 
 
-def _remedy(base: TrainConfig, methods: Sequence[str], name: str) -> str:
-    """How to give a setting that no method has heard."""
-    flag, able = name.replace("_", "-"), methods_with(name)
-    fitting = [one for one in (settings_of_label(label)[0] for label in methods) if one in able]
-    if fitting:
-        return f"it to a method by name: write {fitting[0]}:{flag}={as_text(getattr(base, name))}"
-    return f"it beside a method that has it: {', '.join(able)}"
+def _unused_setting(name: str, value: object, specs: Sequence[MethodSpec]) -> SettingError:
+    """Return the error for a common setting that has no effect, with the way to give it to a method."""
+    setting, able = name.replace("_", "-"), methods_with(name)
+    suited = [spec for spec in specs if spec.name in able]
+    without_own_value = [spec.name for spec in suited if name not in spec.settings]
+    if without_own_value:  # only local steps: any other setting applies to all methods that have it
+        method = without_own_value[0]
+        reason = f"applies to dp-lsgd only; write {method}:{setting}={as_text(value)} to use it with {method}"
+    elif suited:
+        reason = "has no effect, because every method that has this setting sets a value of its own; remove one of them"
+    else:
+        reason = f"has no effect on the compared methods; add a method that has this setting: {', '.join(able)}"
+    return SettingError.with_message(f"{setting} = {as_text(value)} {reason}", name=setting, value=value)

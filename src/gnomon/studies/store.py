@@ -1,4 +1,4 @@
-"""Finished cells of comparisons and experiments: one small JSON file each, named by the hash of its settings."""
+"""Storage of finished runs: one small JSON file per run, named by the hash of the run's settings."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.files import write_atomic
 
-DIGITS = 4
-"""Significant digits of the numbers along a run; its results are kept in full."""
+SIGNIFICANT_DIGITS = 4
+"""Digits that are stored of the numbers along a run. Its final results are stored in full."""
 
-ALONG = ("history", "diagnostics")
-"""What a result has one row of for each epoch or look."""
-
+ROW_KEYS = ("history", "diagnostics")
+"""Entries of a result that hold one row per epoch or per diagnostic."""
 
 INFINITE = "infinite"
+"""The text that stands for an infinite epsilon: JSON has no number for it."""
 
 
 class ResultStore:
-    """The folder `cells` of an output folder.
+    """The results in the subfolder `cells` of an output folder.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     store = ResultStore(Path(place))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = ResultStore(Path(folder))
     ...     store.write("ab12", {"accuracy": 0.5, "history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
     ...     "ab12" in store, store.read("ab12")
     (True, {'accuracy': 0.5, 'history': [{'epoch': 1.0}, {'epoch': 2.0, 'loss': 0.1235}]})
@@ -40,93 +40,101 @@ class ResultStore:
         return self.find(key) is not None
 
     def read(self, key: str) -> dict[str, Any]:
-        """A finished cell."""
-        found = self.find(key)
-        if found is None:
-            raise SettingError("cell", str(self._path(key)), "a file with a finished cell")
-        return found
+        """Return the result with the given key.
+
+        Raises:
+            DataError: the result is missing or damaged.
+        """
+        result = self.find(key)
+        if result is None:
+            raise DataError(self._path(key), "is missing or damaged", "run the cell again")
+        return result
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """A finished cell, or nothing. A damaged file is as good as none, and is named."""
+        """Return the result with the given key, or None. A damaged file counts as missing and causes a warning."""
         path = self._path(key)
         try:
-            found = json.loads(path.read_text())
-            if not isinstance(found, dict) or "accuracy" not in found:
-                raise ValueError("no result in it")
-            return unpacked(found)
+            stored = json.loads(path.read_text())
+            if not isinstance(stored, dict) or "accuracy" not in stored:
+                raise ValueError("the file holds no result")
+            return unpack(stored)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, IndexError) as error:
-            warnings.warn(f"{path} cannot be read and counts as not run ({error})", stacklevel=2)
+            warnings.warn(f"{path} cannot be read, so its run counts as not finished ({error})", stacklevel=2)
             return None
 
-    def open(self) -> None:
-        """Make the folder, or say why it cannot be."""
+    def create(self) -> None:
+        """Create the folder.
+
+        Raises:
+            SettingError: the folder cannot be created.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SettingError(
-                "out", str(self.folder.parent), f"a folder that can be written ({error.strerror})"
-            ) from None
+            raise SettingError("out", str(self.folder.parent), f"a writable folder ({error.strerror})") from None
 
     def write(self, key: str, result: dict[str, Any]) -> None:
-        """Keep a cell; a reader finds all of it or nothing."""
-        self.open()
-        text = json.dumps(packed(result), separators=(",", ":")) + "\n"
+        """Store a result atomically: a concurrent reader finds the whole file or none."""
+        self.create()
+        text = json.dumps(pack(result), separators=(",", ":")) + "\n"
         write_atomic(self._path(key), text.encode(), shared=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
 
-def packed(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with a list for each column instead of a record for each row, which takes a tenth of the room.
+def pack(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result for storage: one list per column instead of one record per row, which is ten times smaller.
 
-    >>> packed({"history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
+    >>> pack({"history": [{"epoch": 1.0}, {"epoch": 2.0, "loss": 0.123456}]})
     {'history': {'epoch': [1.0, 2.0], 'loss': [None, 0.1235]}}
     """
-    return finite(result | {name: _columns(result[name]) for name in ALONG if name in result})
+    return replace_infinity(result | {name: _columns(result[name]) for name in ROW_KEYS if name in result})
 
 
-def unpacked(result: dict[str, Any]) -> dict[str, Any]:
-    """What `packed` was given, with rounded numbers; values that a row does not have are left out.
+def unpack(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the result that `pack` was given, with rounded numbers. Values that a row does not have are left out.
 
-    >>> unpacked({"history": {"epoch": [1.0, 2.0], "loss": [None, 0.1235]}})
+    >>> unpack({"history": {"epoch": [1.0, 2.0], "loss": [None, 0.1235]}})
     {'history': [{'epoch': 1.0}, {'epoch': 2.0, 'loss': 0.1235}]}
     """
-    rows = {name: _rows(result[name]) for name in ALONG if isinstance(result.get(name), dict)}
-    return result | rows | ({"epsilon": math.inf} if result.get("epsilon") == INFINITE else {})
+    rows = {name: _rows(stored[name]) for name in ROW_KEYS if isinstance(stored.get(name), dict)}
+    return stored | rows | ({"epsilon": math.inf} if stored.get("epsilon") == INFINITE else {})
 
 
-def made_with(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The versions that results were made with, each once; nothing in words where a cell does not say.
+def package_versions(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the distinct package versions behind results; an empty text stands for results that record none.
 
-    >>> made_with([{"versions": {"gnomon": "0.1.0", "torch": "2.9.1"}}, {}])
+    >>> package_versions([{"versions": {"gnomon": "0.1.0", "torch": "2.9.1"}}, {}])
     ['', 'gnomon 0.1.0, torch 2.9.1']
     """
-    return sorted({", ".join(f"{name} {one}" for name, one in found.get("versions", {}).items()) for found in results})
+    return sorted(
+        {
+            ", ".join(f"{package} {version}" for package, version in result.get("versions", {}).items())
+            for result in results
+        }
+    )
 
 
-def made_words(made: Iterable[str]) -> str:
-    """The same as a sentence; nothing where nothing is known.
+def versions_sentence(versions: Iterable[str]) -> str:
+    """Return package versions as a sentence, or an empty text if no version is known.
 
-    >>> made_words(["", "gnomon 0.1.0, torch 2.9.1"])
-    'Made with gnomon 0.1.0, torch 2.9.1, and in part with versions that were not kept.'
+    >>> versions_sentence(["", "gnomon 0.1.0, torch 2.9.1"])
+    'Computed with gnomon 0.1.0, torch 2.9.1; some runs did not record their versions.'
     """
-    every = sorted(set(made))
-    known = [one for one in every if one]
+    distinct = sorted(set(versions))
+    known = [text for text in distinct if text]
     if not known:
         return ""
-    return (
-        f"Made with {'; '.join(known)}"
-        + ("" if known == every else ", and in part with versions that were not kept")
-        + "."
-    )
+    unknown = "" if known == distinct else "; some runs did not record their versions"
+    return f"Computed with {'; '.join(known)}{unknown}."
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [rounded(row.get(name)) for row in rows] for name in names}
+    return {name: [round_numbers(row.get(name)) for row in rows] for name in names}
 
 
 def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
@@ -137,25 +145,25 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def finite(result: dict[str, Any]) -> dict[str, Any]:
-    """The same with a word for infinity, which JSON has no number for: the epsilon of a run without noise.
+def replace_infinity(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with `INFINITE` in place of infinite values, such as the epsilon of a run without noise.
 
-    >>> finite({"epsilon": math.inf})
+    >>> replace_infinity({"epsilon": math.inf})
     {'epsilon': 'infinite'}
     """
     return {name: INFINITE if value == math.inf else value for name, value in result.items()}
 
 
-def rounded(value: Any) -> Any:
-    """Plain values with their fractions cut to a few significant digits.
+def round_numbers(value: Any) -> Any:
+    """Return plain values with all floats rounded to `SIGNIFICANT_DIGITS`.
 
-    >>> rounded({"a": [1234.5678, 3]})
+    >>> round_numbers({"a": [1234.5678, 3]})
     {'a': [1235.0, 3]}
     """
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
     if isinstance(value, list | tuple):
-        return [rounded(one) for one in value]
+        return [round_numbers(item) for item in value]
     if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
+        return {key: round_numbers(item) for key, item in value.items()}
     return value

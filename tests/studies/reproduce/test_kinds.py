@@ -17,11 +17,10 @@ from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
 from gnomon.studies.cells import CellsFailed
 from gnomon.studies.reproduce import read_experiment, reproduce
-from gnomon.studies.reproduce.experiment import restored
-from gnomon.studies.reproduce.names import three
-from gnomon.studies.reproduce.result import restored_row
+from gnomon.studies.reproduce.experiment import Experiment
+from gnomon.studies.reproduce.formatting import format_number
+from gnomon.studies.reproduce.results import ResultRow, epoch_curves
 from gnomon.studies.reproduce.run import cells_of
-from gnomon.studies.reproduce.series import along
 from gnomon.studies.store import ResultStore
 
 BASE = {
@@ -62,8 +61,8 @@ def test_curves_over_epochs_are_means_over_seeds_and_reach_table_picture_and_pag
     assert rows[-1].series == []  # public records alone have no epochs
     table = list(csv.DictReader((out / "toy/series.csv").open()))
     assert len(table) == 2 * 2 * 3
-    assert restored_row(kept(out / "toy")["rows"][0]).series[0].at == curve.at
-    assert restored(kept(out / "toy")["experiment"]) == experiment
+    assert ResultRow.from_dict(kept(out / "toy")["rows"][0]).series[0].at == curve.at
+    assert Experiment.from_dict(kept(out / "toy")["experiment"]) == experiment
     page = report([out / "toy"], figures=False).read_text()
     assert re.search(r"DP-SGD ends at [\d.]+ %", page)
     assert "noise multiplier 20, true epsilon" in page
@@ -75,10 +74,10 @@ def test_epochs_without_a_score_are_left_out_of_curves():
         {"history": [{"epoch": at} | ({"validation/accuracy": one} if one else {}) for at, one in run.items()]}
         for run in scores
     ]
-    (curve,) = along("accuracy", runs)
+    (curve,) = epoch_curves("accuracy", runs)
     assert curve.at == [3.0]
     assert curve.mean == pytest.approx([80.0])
-    assert along("unprotected/nothing", runs) == []
+    assert epoch_curves("unprotected/nothing", runs) == []
 
 
 # -- looks inside ----------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
     (plain,) = compare.grid(base, ["pcdp"], [2.0], 1)
     (watched,) = compare.grid(base, ["pcdp"], [2.0], 1, looks)
     assert plain.key != watched.key
-    first, second = compare.run([plain, watched], tmp_path, progress=False)
+    first, second = compare.run_grid([plain, watched], tmp_path, progress=False)
     assert second["accuracy"] == first["accuracy"]
     assert [row["validation/loss"] for row in second["history"]] == [row["validation/loss"] for row in first["history"]]
     seen = second["diagnostics"]
@@ -104,7 +103,7 @@ def test_looks_see_the_basis_of_their_own_step(tmp_path):
     base = TrainConfig(epochs=2.0, public=40, rank=10.0)
     looks = Looks(times=2, records=50, keep=("unprotected/energy/of",))
     (cell,) = compare.grid(base, ["pcdp:start=1"], [2.0], 1, looks)
-    (found,) = compare.run([cell], tmp_path, progress=False)
+    (found,) = compare.run_grid([cell], tmp_path, progress=False)
     seen = [one["unprotected/energy/of"] for one in found["diagnostics"]]
     assert seen == ["diagnosis", "method"], "the method projects from the second epoch on"
 
@@ -112,7 +111,7 @@ def test_looks_see_the_basis_of_their_own_step(tmp_path):
 def test_a_name_that_no_look_finds_is_refused(tmp_path):
     (cell,) = compare.grid(TrainConfig(epochs=1.0), ["dp-sgd"], [2.0], 1, Looks(keep=("unprotected/spectra",)))
     with pytest.raises(CellsFailed, match="unprotected/spectrum"):
-        compare.run([cell], tmp_path, progress=False)
+        compare.run_grid([cell], tmp_path, progress=False)
 
 
 def test_sorted_numbers_are_drawn_at_each_look_with_and_without_noise(tmp_path):
@@ -141,7 +140,7 @@ def test_sorted_numbers_are_drawn_at_each_look_with_and_without_noise(tmp_path):
     hidden = report([out / "toy"], unprotected=False, figures=False).read_text()
     assert "tenth" not in hidden
     assert "<svg" not in hidden
-    assert three(rows[1].measured) in hidden
+    assert format_number(rows[1].measured) in hidden
 
 
 def test_gradients_are_points_in_a_plane_before_and_after_projection(tmp_path):
@@ -158,7 +157,7 @@ def test_gradients_are_points_in_a_plane_before_and_after_projection(tmp_path):
     assert WARNING in (out / "toy/result-unprotected.svg").read_text()
     assert [(one.name, len(one.at)) for one in row.series] == [("whole", 40), ("projected", 40)] * 2
     page = report([out / "toy"], figures=False).read_text()
-    assert "median distance from the middle" in page
+    assert "median distance from the mean" in page
 
 
 def test_a_diagnostic_can_be_measured_over_epochs(tmp_path):

@@ -13,24 +13,23 @@ import pytest
 import torch
 import yaml
 
+from gnomon import files
 from gnomon.accounting import epsilon
 from gnomon.cli.main import main
 from gnomon.data import DataError, load
 from gnomon.errors import SettingError
 from gnomon.report import report
-from gnomon.report.read import Reproduction
-from gnomon.report.reproduction import of_reproduction
-from gnomon.runs import folder as run_folder
+from gnomon.report.reproduction import SavedReproduction
 from gnomon.studies import compare
 from gnomon.studies.reproduce import available, read_experiment, reproduce
-from gnomon.studies.reproduce.experiment import restored
-from gnomon.studies.reproduce.files import _cut
-from gnomon.studies.reproduce.names import accounted, three
-from gnomon.studies.reproduce.picture import pictures
-from gnomon.studies.reproduce.result import ResultRow, markdown, measured, plain_row, row_of
-from gnomon.studies.reproduce.run import as_coded, cells_of, command, write
-from gnomon.studies.reproduce.series import Series
-from gnomon.studies.store import ResultStore, packed, unpacked
+from gnomon.studies.reproduce.experiment import Experiment
+from gnomon.studies.reproduce.experiment_files import restrict_to_values
+from gnomon.studies.reproduce.figures import figures
+from gnomon.studies.reproduce.formatting import accounting_words, format_number
+from gnomon.studies.reproduce.results import ResultRow, Series, final_score, result_row
+from gnomon.studies.reproduce.run import as_coded_epsilon, cells_of, command, write
+from gnomon.studies.reproduce.tables import markdown
+from gnomon.studies.store import ResultStore, pack, unpack
 from gnomon.version import __version__
 
 TOY = {
@@ -48,7 +47,7 @@ TOY = {
 
 
 def toy(tmp_path, **changes):
-    path, given = tmp_path / "toy.yaml", _cut(TOY | changes) if "values" in changes else TOY | changes
+    path, given = tmp_path / "toy.yaml", restrict_to_values(TOY | changes) if "values" in changes else TOY | changes
     path.write_text(yaml.safe_dump(given))
     return read_experiment(str(path))
 
@@ -114,7 +113,7 @@ def test_published_numbers_fall_with_noise_as_printed():
 def test_fixed_blocks_cost_what_the_review_of_the_code_found():
     table = read_experiment("pcdp-table2")
     config = cells_of(table, table.lines[0], 22.0)[0].config
-    assert as_coded(table, config) == pytest.approx(1.58, abs=0.01)
+    assert as_coded_epsilon(table, config) == pytest.approx(1.58, abs=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in available() if name.startswith("pcdp")])
@@ -124,16 +123,18 @@ def test_files_whose_step_size_is_not_the_paper_s_say_so(name):
         return
     (note,) = [note for note in experiment.notes if "step size 1" in note]
     assert f" {experiment.base.lr:g}" in note
-    assert experiment.base.data == "mnist" or "not picked anew here" in note
+    assert experiment.base.data == "mnist" or "not tuned again" in note
 
 
 def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(tmp_path):
     figure, table = read_experiment("pdp-figure3-fashion"), read_experiment("pcdp-table3")
     line = figure.lines[0]
-    found = [as_coded(figure, cells_of(figure, line, value)[0].config) for value in (2.0, 4.0, 6.0, 10.0, 14.0, 18.0)]
+    found = [
+        as_coded_epsilon(figure, cells_of(figure, line, value)[0].config) for value in (2.0, 4.0, 6.0, 10.0, 14.0, 18.0)
+    ]
     assert found == pytest.approx([37.62, 14.83, 8.94, 4.87, 3.30, 2.48], abs=0.006)
     row = ResultRow(line.name, 18.0, None, None, 70.0, None, 1, 0.23, 0.2, found[-1], 1.0)
-    assert "| epsilon if done as in the code of PDP-SGD: fixed blocks, means of 5 clipped | 2.4" in markdown(
+    assert "| epsilon of batches as in PDP-SGD's code (fixed blocks, clipped means of 5 records) | 2.4" in markdown(
         figure, [row]
     )
     fashion = [name for name in available() if name.startswith("pdp") and read_experiment(name).base.data != "mnist"]
@@ -214,16 +215,16 @@ def test_a_run_leaves_both_numbers_side_by_side_and_goes_on_where_it_stopped(tmp
     assert text == said[0]
     assert re.search(r"\| DP-SGD \| \*\*[\d.]+ ± [\d.]+\*\* \(80.0 ± 1.5; [-+][\d.]+\) \|", text)
     assert "| accuracy, % | noise multiplier 5 | noise multiplier 20 |" in text
-    assert "| epsilon as published | 1.500 | 0.400 |" in text
+    assert "| published epsilon | 1.500 | 0.400 |" in text
     assert (folder / "result.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "reproduction.json").read_text())
-    assert restored(kept["experiment"]) == experiment
+    assert Experiment.from_dict(kept["experiment"]) == experiment
     page = report([folder], figures=False).read_text()
     assert "80.0 ± 1.5" in page
     assert re.search(r"DP-SGD: [\d.]+ % at noise multiplier 20, [\d.]+ % at noise multiplier 5", page)
     for head in ("noise multiplier", "measured, %", "published, %", "difference, points"):
         assert re.search(rf"<th[^>]*>\s*(<[^>]*>)?{head}", page), head
-    assert "epsilon if fixed blocks" in page
+    assert "epsilon with fixed blocks" in page
     assert re.search(r"<button[^>]*>σ 5, ε \d\.\d{3}</button>", page)
     assert re.search(r">[\d.]+ ± [\d.]+\n\(80.0 ± 1.5\)</td>", page)
     assert f"gnomon reproduce {tmp_path / 'toy.yaml'} --seeds 2" in page
@@ -292,11 +293,11 @@ def test_an_axis_of_budgets_is_for_the_accounting_that_its_noise_is_worked_out_f
     with pytest.raises(SettingError, match="poisson, pld"):
         cells_of(other, other.lines[0], 5.0)
     shuffled = toy(tmp_path, settings=settings)
-    assert accounted(shuffled) == "Shuffled, PLD"
+    assert accounting_words(shuffled) == "Shuffled, PLD"
     mixed = toy(
         tmp_path, lines={"a": {"method": "dp-sgd"}, "b": {"method": "dp-sgd", "settings": {"accountant": "rdp"}}}
     )
-    assert accounted(mixed) == "as each line samples"
+    assert accounting_words(mixed) == "sampling of each line"
 
 
 def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, capsys):
@@ -310,10 +311,10 @@ def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, c
     assert rows == full  # what was run before stays in the table
     assert json.loads((out / "toy/reproduction.json").read_text())["command"].endswith("--cells DP-SGD@20,PCDP@20")
     text = (out / "toy/result.md").read_text()
-    assert "2 of 6 cells run, 1 to 2 seeds each where 2 are planned." in text
+    assert "2 of 6 cells finished, 1 to 2 seeds per cell (2 planned)." in text
     assert re.search(r"\| PCDP \| \*\*[\d.]+\*\* \[1\] \|", text)
-    assert "seeds in brackets" in text
-    assert f"Made with gnomon {__version__}, torch {torch.__version__}." in text
+    assert "the number of seeds is in brackets" in text
+    assert f"Computed with gnomon {__version__}, torch {torch.__version__}." in text
     assert f"gnomon {__version__}, torch {torch.__version__}" in report([out / "toy"], figures=False).read_text()
     for path in (out / "cells").iterdir():  # as cells were kept before, and by another version
         cell = json.loads(path.read_text())
@@ -326,11 +327,11 @@ def test_tables_are_built_from_the_cells_that_are_there(tmp_path, monkeypatch, c
     reproduce(experiment, out, only_done=True, progress=False, say=lambda text: None)
     page = report([out / "toy"], figures=False).read_text()
     for said in ((out / "toy/result.md").read_text(), page):
-        assert "Made with gnomon 9.9, torch 8.8, and in part with versions that were not kept." in said
+        assert "Computed with gnomon 9.9, torch 8.8; some runs did not record their versions." in said
     assert torch.__version__ not in page
     path = str(tmp_path / "toy.yaml")
     assert main(["reproduce", path, "--only-done", "--out", str(out), "--quiet"]) == 0
-    assert "2 of 6 cells run" in capsys.readouterr().out
+    assert "2 of 6 cells finished" in capsys.readouterr().out
     assert main(["reproduce", path, "--only-done", "--out", str(tmp_path / "empty"), "--quiet"]) == 2
     assert "finished cells of toy" in capsys.readouterr().err
 
@@ -353,7 +354,7 @@ def test_short_runs_say_so_and_stay_apart(tmp_path):
         "--quiet",
     ]
     assert main(["reproduce", str(tmp_path / "toy.yaml"), *flags]) == 0
-    assert "1 of 3 cells run, 2 seeds each." in (tmp_path / "out/toy-fast/result.md").read_text()
+    assert "1 of 3 cells finished, 2 seeds per cell." in (tmp_path / "out/toy-fast/result.md").read_text()
     assert "SHORT RUNS (--fast: epochs 0.5)" in (tmp_path / "out/toy-fast/result.md").read_text()
     assert not (tmp_path / "out/toy").exists()
 
@@ -376,7 +377,7 @@ def test_two_axes_make_a_map_and_a_metric_can_be_measured(tmp_path):
     assert row.measured == history["history"][-1]["unprotected/incremental/mean"]
     hidden = report([tmp_path / "out/toy"], unprotected=False, figures=False).read_text()
     assert f"{row.measured:.2f}" not in hidden
-    assert three(row.measured) not in hidden
+    assert format_number(row.measured) not in hidden
 
 
 def test_small_measures_keep_their_digits_and_say_what_they_are():
@@ -387,10 +388,10 @@ def test_small_measures_keep_their_digits_and_say_what_they_are():
         if line.measure != "unprotected/incremental/q25"
     ]
     text = markdown(figure, rows)
-    assert "| beyond the bound / local step (unprotected) | local steps 10 |" in text
+    assert "| norm beyond the clip bound / eta (unprotected) | local steps 10 |" in text
     assert "unprotected/incremental/mean" not in text
     assert "| psi / eta, standard deviation | **0.00234 ± 0.00012** (0.00310; -0.00076) |" in text
-    section = of_reproduction(Reproduction("x", dataclasses.asdict(figure), [plain_row(row) for row in rows], ""))
+    section = SavedReproduction("x", figure, rows, "").section()
     assert section.table.heads[1:5] == ("local steps", "measured", "published", "difference")
     assert [cell[0] for cell in section.table.rows[0][2:5]] == ["0.00234 ± 0.00012", "0.00310", "-0.00076"]
 
@@ -403,15 +404,15 @@ def test_a_run_that_diverged_has_no_score(tmp_path):
         return {"epsilon": 1.0, "accuracy": 0.1, "seconds": 1.0, "history": rows}
 
     one = toy(tmp_path, measure=key, unit="", lines={"a": {"method": "dp-sgd", "published": {5: 0.5}}})
-    kept = [unpacked(packed(found)) for found in (run(2.0, 0.4), run(2.0, None), run(2.0, 0.6))]
-    assert [measured(key, found) for found in kept] == [0.4, None, 0.6]
-    assert measured(key, run(2.0, math.nan)) is None
-    assert measured("accuracy", {"accuracy": None}) is None
-    row = row_of(one, one.lines[0], 5.0, kept, None)
+    kept = [unpack(pack(found)) for found in (run(2.0, 0.4), run(2.0, None), run(2.0, 0.6))]
+    assert [final_score(key, found) for found in kept] == [0.4, None, 0.6]
+    assert final_score(key, run(2.0, math.nan)) is None
+    assert final_score("accuracy", {"accuracy": None}) is None
+    row = result_row(one, one.lines[0], 5.0, kept, None)
     assert (row.seeds, row.runs) == (2, 3)
     assert row.measured == pytest.approx(0.5)
     assert "--seeds 3" in command(one, [row])
-    none = row_of(one, one.lines[0], 5.0, kept[1:2], None)
+    none = result_row(one, one.lines[0], 5.0, kept[1:2], None)
     assert (none.measured, none.seeds) == (None, 0)
     assert "| a | – (0.500) |" in markdown(one, [none])
     assert "(0.500; –)" in markdown(one, [dataclasses.replace(none, measured=math.nan)])
@@ -427,7 +428,7 @@ def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, mo
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="intact"):
         write(one, [dataclasses.replace(rows[0], measured=61.0)], tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in names} == before
@@ -449,13 +450,13 @@ def test_one_seed_has_no_bar_and_no_band(tmp_path):
             ResultRow("DP-SGD", value, None, None, 60.0, spread, 1, None, 1.0, None, 1.0, curve)
             for value in (5.0, 20.0)
         ]
-        return pictures(experiment, rows)[0]
+        return figures(experiment, rows)[0]
 
     lines, curves = toy(tmp_path), toy(tmp_path, over="epoch")
     assert not shown(lines, None).figure.axes[0].containers[0].has_yerr
     assert "(lines, one seed)." in shown(lines, None).caption
     assert shown(lines, 1.5).figure.axes[0].containers[0].has_yerr
-    assert "with bars of one standard deviation over seeds" in shown(lines, 1.5).caption
+    assert "with error bars of one standard deviation over seeds" in shown(lines, 1.5).caption
     assert not shown(curves, None).figure.axes[0].collections
     assert shown(curves, None).caption.endswith("One seed.")
     assert shown(curves, 1.5).figure.axes[0].collections

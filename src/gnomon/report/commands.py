@@ -1,4 +1,4 @@
-"""The command that repeats a run, from its settings alone."""
+"""The commands that repeat a run or a comparison, built from its settings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from gnomon.runs.config import TrainConfig, as_text, recipe
 from gnomon.runs.federate_config import TRAINING_ONLY, FederateConfig, federated_recipe
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
-"""Settings that a comparison varies itself."""
+"""Settings that a comparison chooses for each of its runs."""
 
 
 def run_command(config: Mapping[str, Any], *, deployed: bool = False) -> str:
-    """What repeats a run: training or a simulated federation. A deployment has no command of one line.
+    """Return the command that repeats a training run or a simulated federation.
+
+    The result is empty for a deployed federation, which needs a command on every site.
 
     >>> run_command({"data": "digits", "method": "fedavg", "clients": 3, "rounds": 10})
     'gnomon federate --simulate --data digits --method fedavg --clients 3'
@@ -25,7 +27,7 @@ def run_command(config: Mapping[str, Any], *, deployed: bool = False) -> str:
 
 
 def train_command(config: Mapping[str, Any]) -> str:
-    """`gnomon train` with every setting that is not the default for its data set and method.
+    """Return `gnomon train` with every setting that differs from the default for its data set and method.
 
     >>> train_command({"data": "digits", "epochs": 5.0, "lr": 1.0, "target-epsilon": 1.0})
     'gnomon train --data digits --epochs 5 --target-epsilon 1'
@@ -34,13 +36,13 @@ def train_command(config: Mapping[str, Any]) -> str:
 
 
 def federate_command(config: Mapping[str, Any]) -> str:
-    """`gnomon federate --simulate` with every setting that is not the default and that rounds have a use for.
+    """Return `gnomon federate --simulate` with every setting that applies to federations and differs from its default.
 
     >>> federate_command({"data": "mnist", "lr": 5.0, "rounds": 3, "epochs": 30.0})
     'gnomon federate --simulate --data mnist --rounds 3'
     """
-    used = {key: value for key, value in config.items() if key.replace("-", "_") not in TRAINING_ONLY}
-    return _command(["gnomon", "federate", "--simulate"], used, federated_recipe(_data(config)))
+    settings = {key: value for key, value in config.items() if key.replace("-", "_") not in TRAINING_ONLY}
+    return _command(["gnomon", "federate", "--simulate"], settings, federated_recipe(_data(config)))
 
 
 def compare_command(
@@ -50,7 +52,7 @@ def compare_command(
     seeds: int,
     target_epsilons: Sequence[float] = (),
 ) -> str:
-    """`gnomon compare` with its grid and every setting that is not the default.
+    """Return `gnomon compare` with its methods, noise levels, seeds, and every setting that differs from its default.
 
     >>> compare_command({"data": "digits", "epochs": 5.0}, ["dp-sgd", "pcdp:rank=5"], [2.0], 3)
     'gnomon compare --methods dp-sgd,pcdp:rank=5 --noise-multipliers 2 --seeds 3 --data digits --epochs 5'
@@ -60,8 +62,8 @@ def compare_command(
     )
     levels = ",".join(map(as_text, values))
     start = ["gnomon", "compare", "--methods", ",".join(methods), flag, levels, "--seeds", str(seeds)]
-    given = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
-    return _command(start, given, recipe(_data(config)))
+    settings = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
+    return _command(start, settings, recipe(_data(config)))
 
 
 def _data(config: Mapping[str, Any]) -> str:
@@ -73,6 +75,7 @@ def _defaults(config: Mapping[str, Any]) -> TrainConfig:
 
 
 def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig | FederateConfig) -> str:
+    """Return a command with a flag for every setting that differs from its default."""
     words += ["--data", defaults.data]
     for key, value in config.items():
         name = key.replace("-", "_")
