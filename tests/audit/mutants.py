@@ -257,11 +257,11 @@ class ProjectorFromPrivateData(Trainer):
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        honest = self.engine._basis_now
-        self.engine._basis_now = lambda: self._planted(honest())
+        honest = self.engine._current_basis
+        self.engine._current_basis = lambda: self._planted(honest())
 
-    def _loader(self, train):
-        loader = super()._loader(train)
+    def _admit(self, train):
+        loader = super()._admit(train)
         self._seen = loader.take(torch.arange(len(loader)))
         return loader
 

@@ -51,8 +51,8 @@ def test_without_noise_it_is_the_mean_of_the_cut_losses_and_the_step_is_that_of_
     losses = LOSS(private.model(x), y).detach()
     assert (losses > 1).any(), "the test needs losses above the bound"
     reference = trainer(BesideLoss(Ambient(), bound=0.3))
-    reference.method = gnomon.methods.dp_sgd()
-    reference.engine.max_grad_norm = 0.3
+    dp_sgd = dataclasses.replace(reference.mechanism, method=gnomon.methods.dp_sgd(), max_grad_norm=0.3)
+    reference.engine.exchange(dp_sgd)
     seen: list[float] = []
     private.fit((x, y), on_step=lambda step: seen.append(private.released.extra["loss"]))
     reference.fit((x, y))
@@ -128,4 +128,4 @@ def test_a_trainer_notices_that_another_basis_is_held():
         context = StepContext(model, LOSS, 0, 1, 1, SeededNoise(0))
         space = PublicEigenspace(public, 1)
         private.method = Method("held", subspace=Held(space.basis(context), space, "round"))
-        assert private.engine._basis_now() is private.method.subspace.held
+        assert private.engine._current_basis() is private.method.subspace.held
