@@ -22,7 +22,7 @@ from gnomon.constraints import Constraint
 from gnomon.data.sparse import CsrRecords
 from gnomon.errors import SettingError
 from gnomon.methods import FORMS, Form, Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
-from gnomon.models.sparse import SparseLinear
+from gnomon.models.networks import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
 from gnomon.validate import positive, sample_rate

@@ -92,9 +92,9 @@ def test_no_bound_exceeds_the_claim_in_honest_repetitions():
         assert all(one.ok for one in findings), [str(one) for one in findings if not one.ok]
 
 
-def doubled(model, loss, inputs, targets):
+def doubled(model, loss, inputs, targets, layouts=None):
     """An update that is no plain gradient: two local steps on a loss with constant gradient."""
-    return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets)
+    return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets, layouts=layouts)
 
 
 PUBLIC = (torch.randn(60, 64, generator=torch.Generator().manual_seed(0)), torch.zeros(60))

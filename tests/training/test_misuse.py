@@ -48,8 +48,8 @@ X, Y = records()
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32: give inputs.float\(\)"),
-        ((X.double().numpy(), Y.numpy()), r"float64.*give inputs.float\(\)"),
+        ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32; use inputs.float\(\)"),
+        ((X.double().numpy(), Y.numpy()), r"float64.*use inputs.float\(\)"),
         ((X, Y.int()), r"the targets of train, which have type int32.*pass targets.long\(\)"),
         ((X, Y.float()), r"the targets of train, which have type float32.*pass targets.long\(\)"),
         (DataLoader(TensorDataset(X, Y), batch_size=4), "give loader.dataset"),
@@ -252,8 +252,8 @@ class Packed(nn.Module):
     ("model", "inputs", "words"),
     [
         (nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 2)), torch.full((40, 2), 12),
-         r"int64.*outside a table of the model such as nn.Embedding: give a larger table"),
-        (Packed(), (torch.randn(40, 5, 3), torch.full((40,), 5)), "LSTM got a PackedSequence: give padded sequences"),
+         r"int64.*outside a table of the model such as nn.Embedding; use a larger table"),
+        (Packed(), (torch.randn(40, 5, 3), torch.full((40,), 5)), "PackedSequence; use a tensor of padded sequences"),
     ],
     ids=["token", "packed"],
 )  # fmt: skip

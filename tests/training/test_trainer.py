@@ -479,7 +479,7 @@ def test_evaluate_converts_a_loss_that_reduces_and_refuses_one_that_it_cannot():
     plain = evaluate(model, nn.CrossEntropyLoss(reduction="none"), (x, y))
     with pytest.warns(UserWarning, match="reduction='none'"):
         assert evaluate(model, nn.CrossEntropyLoss(), (x, y)) == plain
-    with pytest.raises(ValueError, match="one number a sample"):
+    with pytest.raises(ValueError, match="one value per sample"):
         evaluate(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets), (x, y))
 
 

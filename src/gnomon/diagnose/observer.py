@@ -109,7 +109,8 @@ class Diagnostics:
         device = next(iter(view.context.like.values())).device
         loader = Loader(records, "public", device)
         inputs, targets = loader.take(spread(len(loader), 2 * self.records))
-        updates = gradients(view.context.model, view.context.loss, inputs, targets)
+        context = view.context
+        updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
         usable = torch.isfinite(updates.norms()).nonzero().squeeze(1)
         return updates.select(usable) if len(usable) >= 4 else None
 

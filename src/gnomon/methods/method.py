@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
@@ -16,13 +17,13 @@ from gnomon.errors import SettingError
 from gnomon.methods.routes import ProjectThenClip, Route
 from gnomon.methods.steps import Descent, Step
 from gnomon.subspaces import Ambient, Subspace
-from gnomon.updates import Loss, Updates, gradients, local_sgd
-from gnomon.updates.drift import LocalDescent
+from gnomon.updates import Layouts, LocalDescent, Loss, Updates, gradients, local_sgd
 
-Update = Callable[[nn.Module, Loss, Any, Any], Updates]
+Update = Callable[..., Updates]
 """A function (model, loss, inputs, targets) -> updates of the samples. It may have the attributes `name` (the text used
 in statements), `displaces` (whether updates are displacements rather than gradients; default: False) and `unit` (the
-step size that the length of an update contains; default: 1)."""
+step size that the length of an update contains; default: 1). If it has a keyword parameter `layouts`, it is passed the
+cache of model layouts of the run, for `gradients` and `local_sgd`."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,12 @@ class LocalSteps:
     def __post_init__(self) -> None:
         LocalDescent(self.steps, self.lr, self.momentum)  # checks the settings
 
-    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
-        return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
+    def __call__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+    ) -> Updates:
+        return local_sgd(
+            model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum, layouts=layouts
+        )
 
     @property
     def name(self) -> str:
@@ -111,6 +116,14 @@ class Method:
             raise SettingError("clip", self.clip.name, expected)
         self.route.check(self.subspace, private=self.private)
         self.step.check(self.subspace)
+
+    def update_with(self, layouts: Layouts) -> Update:
+        """Return the update with a cache of model layouts, if it accepts one."""
+        return partial(self.update, layouts=layouts) if self._accepts_layouts else self.update
+
+    @cached_property
+    def _accepts_layouts(self) -> bool:
+        return "layouts" in inspect.signature(self.update).parameters
 
     @cached_property
     def clip_rule(self) -> ClipRule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gnomon.accounting import Expansion
 from gnomon.clipping import ClipRule
 from gnomon.constraints import Constraint
 from gnomon.randomness import NoiseSource
-from gnomon.updates import Dense, Loss, Updates
+from gnomon.updates import Dense, Layouts, Loss, Updates
 
 COORDINATES = "coordinates"
 """The name of the single block of coordinates of a basis that mixes all parameters."""
@@ -48,6 +48,8 @@ class StepContext:
     steps_per_epoch: int
     steps: int
     randomness: NoiseSource
+    layouts: Layouts = field(default_factory=Layouts, repr=False, compare=False)
+    """The cache of model layouts of the run, which contains shapes only."""
 
     @property
     def like(self) -> dict[str, Tensor]:

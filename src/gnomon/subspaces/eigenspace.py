@@ -96,7 +96,7 @@ class PublicEigenspace(Subspace):
         device = next(iter(context.like.values())).device
         loader = Loader(self.public, "public", device)
         inputs, targets = loader.take(self._chosen(len(loader), context))
-        updates = gradients(context.model, context.loss, inputs, targets)
+        updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
         usable = torch.isfinite(updates.norms())
         if not bool(usable.all()):
             if not bool(usable.any()):

@@ -19,11 +19,9 @@ from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
 from gnomon.training.checks.independence import FEW, CoordinateMap, enough, few, refuse_dependence, refuse_padding
 from gnomon.training.checks.model import check_model, refuse_overlap
-from gnomon.updates import Loss
-from gnomon.updates.forward import DoesNotFit
-from gnomon.updates.gradients import batch_size
+from gnomon.updates import Layouts, Loss
 from gnomon.updates.snapshot import untouched
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import ModelInputError, batch_size, take_rows, tensors
 
 
 class _Checked(NamedTuple):
@@ -69,6 +67,7 @@ class Admission:
         leave_out: records that are drawn and count for nothing; `left_out` is their number among the admitted ones.
         example: made-up records to check the model with instead of private ones, if they are sufficient.
         coordinates: returns the map to the coordinates in which a method clips, or None.
+        layouts: a cache of model layouts.
 
     >>> from gnomon.accounting import Account, FullBatch
     >>> from gnomon.methods import dp_sgd
@@ -89,9 +88,11 @@ class Admission:
         leave_out: Any = None,
         example: tuple[Any, Any] | None = None,
         coordinates: Callable[[Method], CoordinateMap | None] = lambda method: None,
+        layouts: Layouts | None = None,
     ) -> None:
         self.model, self.sampler, self.ledger_session = model, sampler, ledger_session
         self.coordinates = coordinates
+        self.layouts = layouts or Layouts()
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
         self._checked: _Checked | None = None
@@ -106,14 +107,14 @@ class Admission:
             refuse_dependence(
                 self.model,
                 _naming(loss, name),
-                method.update,
+                method.update_with(self.layouts),
                 inputs,
                 targets,
                 rule=method.clip_rule,
                 coordinates=self.coordinates(method),
             )
-        except DoesNotFit as error:
-            raise DoesNotFit(f"{name} and model do not fit together: {error}") from error
+        except ModelInputError as error:
+            raise ModelInputError(f"{name} and model do not fit together: {error}") from error
         if enough(inputs, targets):
             self._checked = self._now(method, loss)
 
@@ -155,7 +156,7 @@ class Admission:
                 some = take_rows((inputs, targets), slice(FEW))
                 self.check(method, loss, some[0], some[1], name="batch")
                 self._collated = True
-            refuse_padding(self.model, loss, method.update, inputs, targets)
+            refuse_padding(self.model, loss, method.update_with(self.layouts), inputs, targets)
         self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:

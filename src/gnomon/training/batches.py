@@ -14,8 +14,7 @@ from gnomon.errors import StateError
 from gnomon.randomness import NoiseSource
 from gnomon.sampling import Sampling, steps_per_epoch
 from gnomon.sampling.draws import positions
-from gnomon.updates.gradients import batch_size
-from gnomon.updates.trees import take_rows
+from gnomon.updates.trees import batch_size, take_rows
 
 
 @dataclass

@@ -27,7 +27,7 @@ from gnomon.training.mechanism import Mechanism
 from gnomon.training.metrics import Metrics, StepMetrics
 from gnomon.training.observer import Observer, StepView
 from gnomon.training.placement import Placed, multiple, place
-from gnomon.updates import Loss, Updates, per_sample
+from gnomon.updates import Layouts, Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.snapshot import Snapshot, untouched
 from gnomon.updates.trees import take_rows
@@ -140,6 +140,8 @@ class PrivateStep:
         """Unprotected statistics of the last released step, for the data holder only."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._door = door
+        self.layouts = Layouts()
+        """The cache of layouts of the model, for every computation of updates in the run."""
         self._open: _OpenStep | None = None
         self._basis: tuple[Hashable, Basis] | None = None
         self._checked_rule: ClipRule | None = None
@@ -215,7 +217,7 @@ class PrivateStep:
         context = dataclasses.replace(self.context(), step=number, randomness=own)
         with untouched(self.model):
             basis = self.method.subspace.basis(context)
-            updates = self.method.update(self.model, self.loss, inputs, targets)
+            updates = self._update(self.model, self.loss, inputs, targets)
         admitted = admission(self._as_clipped(basis, updates, own), self.method.clip_rule, self.mechanism.max_grad_norm)
         return self._view(context, basis, updates, admitted)
 
@@ -224,7 +226,9 @@ class PrivateStep:
     def context(self) -> StepContext:
         """Return the context of the next step: released weights and public numbers, nothing private."""
         mechanism = self.mechanism
-        return StepContext(self.model, self.loss, self.taken, mechanism.steps_per_epoch, mechanism.steps, self.noise)
+        return StepContext(
+            self.model, self.loss, self.taken, mechanism.steps_per_epoch, mechanism.steps, self.noise, self.layouts
+        )
 
     @property
     def basis(self) -> Basis | None:
@@ -240,6 +244,10 @@ class PrivateStep:
     def method(self) -> Method:
         """The composition of stages."""
         return self.mechanism.method
+
+    @property
+    def _update(self) -> Callable[..., Updates]:
+        return self.method.update_with(self.layouts)
 
     def exchange(self, mechanism: Mechanism) -> None:
         """Use another mechanism from the next step on, such as that of `Mechanism.with_method`."""
@@ -328,7 +336,7 @@ class PrivateStep:
         """
         placed = place(inputs, targets, self._multiple, self.max_physical_batch_size, self._order)
         try:
-            updates = self.method.update(self.model, self.loss, placed.inputs, placed.targets)
+            updates = self._update(self.model, self.loss, placed.inputs, placed.targets)
         except Exception:
             if not self.untrusted_weights:
                 raise
@@ -341,7 +349,7 @@ class PrivateStep:
         for row in placed.counts.nonzero().flatten().tolist():
             inputs, targets = take_rows((placed.inputs, placed.targets), slice(row, row + 1))
             try:
-                updates = self.method.update(self.model, self.loss, inputs, targets)
+                updates = self._update(self.model, self.loss, inputs, targets)
             except Exception:  # whatever the error is, the record adds nothing
                 continue
             yield updates, placed.counts[row : row + 1]

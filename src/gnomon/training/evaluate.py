@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.data import Loader
+from gnomon.losses import check_per_sample
 from gnomon.updates import Loss, per_sample
-from gnomon.updates.gradients import batch_size as count
-from gnomon.updates.losses import checked
 from gnomon.updates.snapshot import untouched
+from gnomon.updates.trees import batch_size as count
 from gnomon.updates.trees import call
 
 
@@ -41,7 +41,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> 
         for positions in torch.arange(len(loader)).split(batch_size):
             inputs, targets = loader.take(positions)
             outputs = call(model, inputs)
-            total += float(checked(loss(outputs, targets), count(inputs)).double().sum())
+            total += float(check_per_sample(loss(outputs, targets), count(inputs)).double().sum())
             scored = scored and _are_scores(outputs, targets)
             if scored:
                 best = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0  # the sign of a single score

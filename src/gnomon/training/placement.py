@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gnomon.release import NoiseSource
 from gnomon.sampling.draws import shuffle
-from gnomon.updates.gradients import batch_size
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import batch_size, take_rows, tensors
 
 SMALLEST, LARGEST = 4, 32
 """The smallest and the largest number to a multiple of which batches are padded."""

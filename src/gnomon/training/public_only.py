@@ -10,8 +10,7 @@ from torch import nn
 from gnomon import validate
 from gnomon.data import Loader
 from gnomon.updates import Loss, per_sample
-from gnomon.updates.forward import fitting
-from gnomon.updates.trees import call
+from gnomon.updates.trees import call, explained_forward
 
 
 def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 200, lr: float = 1e-3) -> None:
@@ -40,7 +39,7 @@ def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 2
     criterion = per_sample(loss)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        with fitting(model, inputs):
+        with explained_forward(model, inputs):
             outputs = call(model, inputs)
         criterion(outputs, targets).mean().backward()
         optimizer.step()

@@ -186,6 +186,7 @@ class Trainer:
             leave_out=leave_out,
             example=example,
             coordinates=self.engine.trial_coordinates,
+            layouts=self.engine.layouts,
         )
         if example is not None:
             self.admission.check(self.method, self.loss, *example)

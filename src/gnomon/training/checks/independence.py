@@ -20,10 +20,9 @@ from gnomon.methods import Update
 from gnomon.release.door import SUM_ROUNDINGS, admission, lengths
 from gnomon.training.checks.model import NotPrivate
 from gnomon.updates import Loss, Updates
-from gnomon.updates.gradients import batch_size
 from gnomon.updates.random_ops import RepeatableRandomness
 from gnomon.updates.snapshot import Snapshot, untouched
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import batch_size, take_rows, tensors
 
 FEW = 8
 """The number of records on which updates are compared."""
@@ -126,8 +125,8 @@ def refuse_dependence(
     clipped = partial(_blocks_apart, rule or Flat())
     if coordinates is not None:
 
-        def in_coordinates(*batch: Any) -> Updates:
-            return coordinates(update(*batch))
+        def in_coordinates(*batch: Any, **options: Any) -> Updates:
+            return coordinates(update(*batch, **options))
 
         culprit = "the model, the loss or the subspace"
         _refuse_dependence(model, loss, in_coordinates, inputs, targets, clipped, culprit)
@@ -157,7 +156,7 @@ def _refuse_dependence(
 
         def run(records: tuple[Any, Any], constant: bool = False) -> Updates:
             chance.restore()
-            with chance.repeated(constant) if constant or random_ops.own else nullcontext():
+            with chance.repeated(constant) if constant or random_ops.own_generator else nullcontext():
                 return update(model, loss, *records)
 
         filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
