@@ -260,8 +260,8 @@ class ProjectorFromPrivateData(Trainer):
         honest = self.engine._current_basis
         self.engine._current_basis = lambda: self._planted(honest())
 
-    def _loader(self, train):
-        loader = super()._loader(train)
+    def _admit(self, train):
+        loader = super()._admit(train)
         self._seen = loader.take(torch.arange(len(loader)))
         return loader
 

@@ -186,7 +186,7 @@ def test_signal_to_noise_is_the_ratio_of_lengths():
     norms = view.updates.norms()
     total = (view.updates.dense() * (0.3 / norms).clamp_max(1)[:, None]).sum(0) / 200 * 40
     assert record["unprotected/signal_to_noise"] == pytest.approx(float(total.norm()) / (2 * 0.3 * 66**0.5), rel=1e-4)
-    silent = dataclasses.replace(view, noise_multiplier=0.0)
+    silent = dataclasses.replace(view, mechanism=dataclasses.replace(view.mechanism, noise_multiplier=0.0))
     assert Diagnostics(print).record(silent)["unprotected/signal_to_noise"] is None
 
 
@@ -318,7 +318,7 @@ def test_a_look_sees_noise_before_clipping_and_fair_weights_as_a_step_does():
     fair = dataclasses.replace(dp_sgd(), clip=Fair(strength=3.0, reference=0.1, most=4.0))
     for method, bound in ((noisy, 1.0), (fair, 1000.0)):
         ours = trainer(method)
-        ours.engine.max_grad_norm = bound
+        ours.engine.exchange(dataclasses.replace(ours.mechanism, max_grad_norm=bound))
         found: list[dict] = []
         ours.observers = (Diagnostics(found.append, every=1),)
         view = look(ours, PRIVATE.inputs, PRIVATE.targets)
@@ -338,7 +338,7 @@ def test_a_look_sees_noise_before_clipping_and_fair_weights_as_a_step_does():
 def test_scaling_is_not_clipping(method):
     for bound, clipped in ((1000.0, 0.0), (1e-6, 1.0)):
         ours = trainer(method, steps=1)
-        ours.engine.max_grad_norm = bound
+        ours.engine.exchange(dataclasses.replace(ours.mechanism, max_grad_norm=bound))
         found: list[dict] = []
         ours.observers = (Diagnostics(found.append, every=1),)
         (record,) = ours.fit(PRIVATE).history
@@ -411,9 +411,12 @@ def test_records_without_a_finite_gradient_and_empty_batches_are_survived():
 
 
 def test_local_steps_are_measured_in_units_of_their_step():
-    method = dataclasses.replace(dp_sgd(), update=LocalSteps(1, 0.1))
-    ours = dataclasses.replace(look(trainer(method), PRIVATE.inputs, PRIVATE.targets), max_grad_norm=0.03)
-    plain = dataclasses.replace(look(trainer(), PRIVATE.inputs, PRIVATE.targets), max_grad_norm=0.3)
+    def clipped_at(method, bound):
+        view = look(trainer(method), PRIVATE.inputs, PRIVATE.targets)
+        return dataclasses.replace(view, mechanism=dataclasses.replace(view.mechanism, max_grad_norm=bound))
+
+    ours = clipped_at(dataclasses.replace(dp_sgd(), update=LocalSteps(1, 0.1)), 0.03)
+    plain = clipped_at(dp_sgd(), 0.3)
     key = "unprotected/incremental"
     assert Diagnostics(print).record(ours)[key] == pytest.approx(Diagnostics(print).record(plain)[key], rel=1e-4)
 
