@@ -12,7 +12,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
-from gnomon.audit.target import NoNoise
+from gnomon.audit.target import ZeroNoise
 from gnomon.randomness import BYTES_PER_KEY, _forks
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.release.door import GRID_BITS
@@ -90,7 +90,7 @@ class NoiseReused(Door):
     known: ClassVar[list[Tensor]] = []
 
     def release(self):
-        if not isinstance(self.noise, NoNoise):
+        if not isinstance(self.noise, ZeroNoise):
             self.noise = Remembering(self.noise, self.known)
         return super().release()
 
@@ -102,7 +102,7 @@ class NoiseReusedLater(Door):
     steps: ClassVar[list[int]] = []
 
     def release(self):
-        if not isinstance(self.noise, NoNoise):
+        if not isinstance(self.noise, ZeroNoise):
             self.steps.append(1)
             if len(self.steps) in (1, 15):
                 self.noise = Remembering(self.noise, self.known)
@@ -295,11 +295,11 @@ class HandMadeBatchNorm(nn.Module):
 DOORS: dict[str, tuple[type[Door], str]] = {
     "no clipping": (NoClipping, "S one record"),
     "batch instead of samples clipped": (BatchClipped, "S one record"),
-    "half noise": (LessNoise, "W all: deviation"),
-    "noise 5 % low": (NoiseFivePercentLow, "W all: deviation"),
-    "noise reused": (NoiseReused, "W all: likeness of two steps"),
-    "noise reused later": (NoiseReusedLater, "W all: likeness of two steps"),
-    "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W nobody: deviation"),
+    "half noise": (LessNoise, "W all: upper bound on the deviation"),
+    "noise 5 % low": (NoiseFivePercentLow, "W all: upper bound on the deviation"),
+    "noise reused": (NoiseReused, "W all: cosine of two steps"),
+    "noise reused later": (NoiseReusedLater, "W all: cosine of two steps"),
+    "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W empty: deviation"),
     "one tensor without noise": (OneTensorWithoutNoise, "deviation of each coordinate"),
     "noise divided under accumulation": (NoiseDividedUnderAccumulation, "W canaries: deviation"),
     "weights of the first physical batch": (WeightsOfTheFirstBatch, "together and alone"),
@@ -311,18 +311,18 @@ REPAIRED = NonFiniteRepaired, "S non-finite record alone"
 """Shows where samples are clipped in all parameters: in a subspace each coordinate of a broken sample is broken."""
 
 NOISES: dict[str, tuple[type[SecureNoise], int, str]] = {
-    "one key": (OneKey, 2**14, "W sources: likeness"),
-    "noise cut at 3": (cut_at(3.0), 2**16, "W door: draws beyond 3 deviations"),
-    "noise cut at 3.5": (cut_at(3.5), 2**17, "W door: draws beyond 3.5 deviations"),
-    "noise cut at 4": (cut_at(4.0), 2**19, "W door: draws beyond 4 deviations"),
-    "noise cut at 4.5": (cut_at(4.5), 2**22, "W door: draws beyond 4.5 deviations"),
-    "noise drawn again beyond 3": (CutByDrawingAgain, 2**16, "W door: draws beyond 3 deviations"),
+    "one key": (OneKey, 2**14, "W sources: cosine"),
+    "noise cut at 3": (cut_at(3.0), 2**16, "W release: draws beyond 3 deviations"),
+    "noise cut at 3.5": (cut_at(3.5), 2**17, "W release: draws beyond 3.5 deviations"),
+    "noise cut at 4": (cut_at(4.0), 2**19, "W release: draws beyond 4 deviations"),
+    "noise cut at 4.5": (cut_at(4.5), 2**22, "W release: draws beyond 4.5 deviations"),
+    "noise drawn again beyond 3": (CutByDrawingAgain, 2**16, "W release: draws beyond 3 deviations"),
 }
 """Each bug of the source of noise, how many draws show it, and the finding that must name it."""
 
 FORMS: dict[str, tuple[Callable[[Tensor, float, NoiseSource], Tensor], str]] = {
-    "no grid": (without_grid, "W door: values off the grid"),
-    "noise in float32": (in_float32, "W door: even multiples of the grid"),
-    "noise in float32, no grid": (in_float32_without_grid, "W door: values off the grid"),
+    "no grid": (without_grid, "W release: values off the grid"),
+    "noise in float32": (in_float32, "W release: even multiples of the grid"),
+    "noise in float32, no grid": (in_float32_without_grid, "W release: values off the grid"),
 }
 """Each way to form a noisy sum that shows its last bits, and the finding that must name it."""

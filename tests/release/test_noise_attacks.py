@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import gnomon
 from gnomon.accounting import FullBatch
-from gnomon.audit.bounds import likeness, singular_values
+from gnomon.audit.bounds import largest_cosine, singular_values
 from gnomon.clipping import Flat
 from gnomon.randomness import box_muller
 from gnomon.release import Door, SecureNoise, SeededNoise
@@ -238,13 +238,13 @@ def test_the_steps_noise_has_every_singular_value_where_it_belongs():
 
 def test_no_two_steps_and_no_two_coordinates_share_a_draw():
     table = releases(300)
-    assert likeness(table, ALPHA).ok
-    assert likeness(table.T, ALPHA).ok
+    assert largest_cosine(table, ALPHA).ok
+    assert largest_cosine(table.T, ALPHA).ok
     # controls: one draw used for two steps, one for two coordinates
     steps, places = table.clone(), table.clone()
     steps[250], places[:, 7] = steps[3], places[:, 90]
-    assert not likeness(steps, ALPHA).ok
-    assert not likeness(places.T, ALPHA).ok
+    assert not largest_cosine(steps, ALPHA).ok
+    assert not largest_cosine(places.T, ALPHA).ok
 
 
 def test_released_noise_follows_the_normal_law():

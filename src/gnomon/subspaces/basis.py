@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,9 @@ class AmbientBasis:
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(vector)
 
+    identity = True
+    projection = None
+
 
 @dataclass(frozen=True)
 class Ambient:
@@ -152,3 +155,35 @@ def inside(basis: Basis, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     seen = basis.coordinates(as_updates(vector))
     return seen.weighted_sum(torch.ones(1, device=seen.losses.device))
+
+
+def is_identity(basis: Basis) -> bool:
+    """Return whether coordinates are the parameters themselves, so that `lift` changes nothing.
+
+    >>> is_identity(AmbientBasis({}))
+    True
+    """
+    return bool(getattr(basis, "identity", False))
+
+
+def orthonormal_projection(basis: Basis) -> Basis | None:
+    """Return the orthonormal basis in which norms after projection are comparable with norms before it.
+
+    A basis that is not an orthonormal projection names the one that it contains, or None, in an attribute
+    `projection`; the default is the basis itself.
+
+    >>> orthonormal_projection(AmbientBasis({})) is None
+    True
+    """
+    return getattr(basis, "projection", basis)
+
+
+def public_projection(basis: Basis) -> Any:
+    """Return the basis spanned by public gradients that a basis is or contains, from its attribute `public_basis`.
+
+    The default is None: the basis does not depend on public records.
+
+    >>> public_projection(AmbientBasis({})) is None
+    True
+    """
+    return getattr(basis, "public_basis", None)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.subspaces.basis import Basis, StepContext, Subspace
+from gnomon.subspaces.basis import Basis, StepContext, Subspace, orthonormal_projection, public_projection
 from gnomon.updates import Dense, Updates
 
 LOSS = "~loss"
@@ -67,6 +67,16 @@ class BesideLossBasis:
     def rank(self) -> int | None:
         """The inner rank: the loss is not a direction."""
         return getattr(self.inner, "rank", None)
+
+    @property
+    def projection(self) -> Basis | None:
+        """The projection of the inner basis: the loss is not a direction."""
+        return orthonormal_projection(self.inner)
+
+    @property
+    def public_basis(self) -> Any:
+        """The public part of the inner basis."""
+        return public_projection(self.inner)
 
     def coordinates(self, updates: Updates) -> Updates:
         inner = self.inner.coordinates(updates)

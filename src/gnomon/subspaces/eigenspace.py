@@ -125,6 +125,11 @@ class SharedBasis:
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
 
+    @property
+    def public_basis(self) -> SharedBasis:
+        """The basis itself, which public gradients span."""
+        return self
+
     def dense(self) -> Tensor:
         """The p x k matrix V, for tests and small problems."""
         return self.public.dense().T @ self.mixing
@@ -146,6 +151,11 @@ class TensorBases:
     def rank(self) -> int:
         """All dimensions together."""
         return sum(value.numel() for value in self.like.values())
+
+    @property
+    def public_basis(self) -> TensorBases:
+        """The basis itself, which public gradients span."""
+        return self
 
     def coordinates(self, updates: Updates) -> Updates:
         return Updates({name: self._part(name, updates.leaves[name]) for name in self.mixings}, updates.losses)

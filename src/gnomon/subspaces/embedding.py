@@ -70,6 +70,8 @@ class EmbeddingBasis:
         """The public subspace alone, without the residual."""
         return self._inside
 
+    projection = public_basis = inside  # the residual is outside the public subspace
+
     def coordinates(self, updates: Updates) -> Updates:
         inside = self._inside.coordinates(updates).leaves[COORDINATES]
         values = inside.dense()  # (B, k)

@@ -178,6 +178,8 @@ class SketchBasis:
             seen = seen * (float(exact.norm()) / short) if short > 0 else torch.zeros_like(seen)
         return {COORDINATES: seen}
 
+    projection = None  # a sketch is not orthonormal: it stretches some updates and shrinks others
+
     def dense(self) -> Tensor:
         """The m x d matrix, for tests and small problems."""
         return torch.cat([tile.values for tile in self._tiles()], 1)
