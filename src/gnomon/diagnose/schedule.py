@@ -1,4 +1,4 @@
-"""A few looks inside a run, at the same private records each time. Unprotected."""
+"""Diagnostics at a few steps of a run, each time of the same private records. The values are unprotected."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ import torch
 
 from gnomon import validate
 from gnomon.data import Loader
-from gnomon.diagnose.cloud import spread
+from gnomon.diagnose.measures import evenly_spaced
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.errors import SettingError
 from gnomon.training.observer import StepView
 from gnomon.training.trainer import Trainer
 
 POINTS = 100
-"""How many points of a longer list are kept."""
-GRAM = 1000
-"""A spectrum looks at no more gradients than this."""
+"""Longer lists of numbers are thinned to this many points."""
+
+MAX_SPECTRUM_RECORDS = 1000
+"""Largest number of gradients in a spectrum."""
 
 
 @dataclass(frozen=True)
-class Looks:
-    """So many looks from the first step to the last, at so many records; what is kept of each.
+class DiagnosticSchedule:
+    """Evenly spaced diagnostics from the first step of a run to the last.
 
-    >>> Looks(times=3).steps(100)
+    >>> DiagnosticSchedule(times=3).steps(100)
     [0, 50, 99]
     """
 
     times: int = 4
+    """Number of steps that are diagnosed."""
     records: int = 100
+    """Number of private records that are diagnosed."""
     shown: int = 60
-    """How many eigenvalues of a spectrum."""
+    """Largest number of eigenvalues of a spectrum."""
     keep: tuple[str, ...] = ()
-    """Names of diagnostics, such as `unprotected/spectrum`."""
+    """Names of the diagnostics to keep, such as `unprotected/spectrum`."""
 
     def __post_init__(self) -> None:
         validate.whole("times", self.times, least=2)
@@ -42,36 +45,42 @@ class Looks:
         validate.whole("shown", self.shown)
 
     def steps(self, planned: int) -> list[int]:
-        """The steps before which to look."""
+        """Return the steps before which diagnostics are computed, for a run of `planned` steps."""
         return sorted({round(n * (planned - 1) / (self.times - 1)) for n in range(self.times)})
 
-    def along(self, trainer: Trainer, private: Any) -> list[dict[str, Any]]:
-        """Have the trainer look; the list fills while it trains."""
-        found: list[dict[str, Any]] = []
+    def attach(self, trainer: Trainer, private: Any) -> list[dict[str, Any]]:
+        """Add an observer to the Trainer, and return the list that it fills during training.
+
+        Raises:
+            SettingError: during training, if none of the names in `keep` is a diagnostic of the method.
+        """
+        records: list[dict[str, Any]] = []
         due, loader = set(self.steps(trainer.plan.steps)), Loader(private)
-        sample = loader.take(spread(len(loader), self.records))
-        diagnostics = Diagnostics(found.append, records=min(self.records, GRAM), shown=self.shown)
+        sample = loader.take(evenly_spaced(len(loader), self.records))
+        diagnostics = Diagnostics(records.append, records=min(self.records, MAX_SPECTRUM_RECORDS), shown=self.shown)
 
         def observe(view: StepView) -> None:
             step = view.context.step
             if step not in due:
                 return
             record = diagnostics.record(trainer.engine.preview(*sample, step=step))
-            found.append({"step": step, "epoch": step / view.context.steps_per_epoch, **self._kept(record)})
+            records.append({"step": step, "epoch": step / view.context.steps_per_epoch, **self._select(record)})
 
         trainer.observers += (observe,)
-        return found
+        return records
 
-    def _kept(self, record: dict[str, Any]) -> dict[str, Any]:
-        """What there is of what was asked for; methods without a subspace have no projected norms."""
-        found = {name: thinned(record[name]) for name in self.keep if name in record}
-        if not found:
+    def _select(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the diagnostics in `keep` that the record has: some methods lack some of them."""
+        selected = {name: thinned(record[name]) for name in self.keep if name in record}
+        if not selected:
             raise SettingError("looks", ", ".join(self.keep), f"one of {', '.join(record)}")
-        return found
+        return selected
 
 
 def thinned(value: Any) -> Any:
-    """A list of numbers that is longer than `POINTS` as [rank, number] at ranks that grow by a constant factor.
+    """Return a list of more than `POINTS` numbers as [rank, number] at geometrically spaced ranks.
+
+    Shorter lists and other values are returned as they are.
 
     >>> thinned([5.0, 4.0]), len(thinned(list(range(1000)))) <= POINTS
     ([5.0, 4.0], True)

@@ -17,7 +17,7 @@ import torch
 
 from gnomon.accounting import digits
 from gnomon.data import Records, load
-from gnomon.diagnose import Looks
+from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import comparison
 from gnomon.files import write_whole
@@ -52,7 +52,7 @@ class ComparisonCell:
     label: str
     """The method, with its settings where they are not the common ones."""
     config: TrainConfig
-    looks: Looks | None = None
+    looks: DiagnosticSchedule | None = None
     """Looks inside while it trains, if any."""
     scored_on_train: bool = False
     """Whether the accuracy on its own records is asked for, which runs that were kept long ago do not have."""
@@ -95,7 +95,7 @@ def grid(
     methods: Sequence[str],
     noise_multipliers: Sequence[float],
     seeds: int,
-    looks: Looks | None = None,
+    looks: DiagnosticSchedule | None = None,
     *,
     target_epsilons: Sequence[float] = (),
 ) -> list[ComparisonCell]:
@@ -168,7 +168,7 @@ def run_cell(cell: ComparisonCell) -> dict[str, Any]:
             "data", cell.config.data, "test records that are not training records: methods are compared by them"
         )
     trainer = build_trainer(cell.config, source, split.public, progress=False)
-    seen = cell.looks.along(trainer, split.private) if cell.looks is not None else None
+    seen = cell.looks.attach(trainer, split.private) if cell.looks is not None else None
     curve: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=curve.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gnomon.diagnose import Looks
+from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.runs.config import TrainConfig, as_text, recipe
 
@@ -121,7 +121,7 @@ class Experiment:
         return any(name.startswith("unprotected/") for name in names)
 
     @property
-    def looking(self) -> Looks | None:
+    def looking(self) -> DiagnosticSchedule | None:
         """The looks inside each run, keeping what is drawn or measured.
 
         >>> from gnomon.studies.reproduce.files import read_experiment
@@ -132,7 +132,7 @@ class Experiment:
             return None
         measures = (self.measure_of(line) for line in self.lines)
         keep = (self.draw,) if self.draw else tuple(sorted({one for one in measures if one != "accuracy"}))
-        return Looks(**self.looks, keep=keep)
+        return DiagnosticSchedule(**self.looks, keep=keep)
 
     @property
     def base(self) -> TrainConfig:
