@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from gnomon.studies.reproduce import available
 from gnomon.studies.reproduce.files import ELSEWHERE
-
-ROOT = Path(__file__).parents[1]
+from tests.helpers import ROOT
 
 
 @pytest.fixture

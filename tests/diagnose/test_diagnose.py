@@ -50,8 +50,7 @@ from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
 from gnomon.training.observer import StepView
 from gnomon.updates import gradients
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
+from tests.helpers import LOSS
 
 
 def network(seed: int = 0) -> nn.Module:

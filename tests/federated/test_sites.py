@@ -22,7 +22,7 @@ from gnomon.federated.rounds import reason_of
 from gnomon.federated.simulation.setup import build_server
 from gnomon.ledger import Budget, Ledger, LedgerError
 from gnomon.runs.federate_config import FederateConfig
-from tests.federated.test_flower import store
+from tests.federated.small import store
 
 SIZE = 300
 CONFIG = FederateConfig(

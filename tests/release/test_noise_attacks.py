@@ -23,7 +23,7 @@ from gnomon.randomness import box_muller
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.updates import Dense, Updates
 from tests.audit import mutants
-from tests.test_randomness import after_fork
+from tests.helpers import draws_after_fork
 
 ALPHA = 1e-6
 """How often a test of randomness may fail by chance."""
@@ -261,7 +261,7 @@ def test_a_fork_draws_other_noise_even_under_the_same_process_number(monkeypatch
     monkeypatch.setattr(os, "getpid", lambda: 1)
     noise = SecureNoise()
     noise.normal(3)
-    theirs, ours = after_fork(noise)
+    theirs, ours = draws_after_fork(noise)
     assert len(theirs) == 16
     assert not (theirs == ours).any()
 
