@@ -1,4 +1,4 @@
-"""The audit of honest steps: tight, consistent, and without a trace on what it audits."""
+"""The audit of correct steps: the bound is tight, the verdict is consistent, and the Trainer stays unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gnomon.updates import gradients
 from tests.audit import mutants
 
 FEW_DRAWS = 100_000
-"""So many draws that the law of the noise is looked at, but not far out: for tests of something else."""
+"""Number of draws for tests that do not depend on the tails of the noise."""
 
 
 def trainer_of(method=None, size: int = 64, kind: type[Trainer] = Trainer, **settings) -> Trainer:
@@ -83,7 +83,7 @@ def test_the_trainer_under_audit_is_left_as_it_was():
 
 
 def test_no_bound_exceeds_the_claim_in_honest_repetitions():
-    # the long form is benchmarks/audit_repetitions.py
+    # benchmarks/audit_repetitions.py repeats this more often
     attack = ProbeAttackData(32, 1.0, 4)
     step = StepAudit(TrainerTarget(trainer_of(size=32), attack.example), attack, canaries=8)
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_no_bound_exceeds_the_claim_in_honest_repetitions():
 
 
 def doubled(model, loss, inputs, targets):
-    """An update that is no plain gradient: two local steps on a loss with constant gradient."""
+    """An update that is not a gradient: two local steps on a loss with constant gradient."""
     return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets)
 
 
@@ -155,7 +155,7 @@ def test_steps_that_are_small_beside_the_weights_are_read_with_all_digits(bound,
 
 
 class Meddling(Trainer):
-    """Writes the plain sum of a batch into the weights beside the step."""
+    """A Trainer that also adds the unclipped sum of a batch to the weights."""
 
     def _step(self, physical):
         inputs, targets = next(iter(physical))
@@ -264,14 +264,14 @@ def test_a_whole_run_with_too_few_canaries_for_its_batches_is_refused_at_once():
 
 
 class Shuffling(Trainer):
-    """Fixed blocks of a shuffled order, claimed to be Poisson."""
+    """Uses blocks of a shuffled order, and claims Poisson sampling."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Shuffled(10), len(loader), self.noise)
 
 
 class Sticky(Trainer):
-    """Every batch is used for two steps."""
+    """Uses every batch for two steps."""
 
     def _draws(self, loader):
         inner = super()._draws(loader)
@@ -279,14 +279,14 @@ class Sticky(Trainer):
 
 
 class Often(Trainer):
-    """Everybody joins 5 % more often than declared."""
+    """Samples every record 5 % more often than declared."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Poisson(1.05 * self.plan.sampler.rate), len(loader), self.noise)
 
 
 class Favourite(Trainer):
-    """One record is in every batch."""
+    """Puts one record into every batch."""
 
     def _draws(self, loader):
         inner = super()._draws(loader)
@@ -346,21 +346,21 @@ def test_other_samplers_than_the_declared_one_are_caught(kind, what):
 
 
 class WithReplacement(Trainer):
-    """Records are drawn one by one."""
+    """Draws records with replacement."""
 
     def _draws(self, loader):
         return ((len(loader) * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
 
 
 class PoissonAllTheSame(Trainer):
-    """Batches of any size, claimed to be fixed."""
+    """Draws batches of random size, and claims a fixed size."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Poisson(0.064), len(loader), self.noise)
 
 
 class FirstHalf(Trainer):
-    """Half of the records never come."""
+    """Never samples the second half of the records."""
 
     def _draws(self, loader):
         return gnomon.data.positions(self.plan.sampler, len(loader) // 2, self.noise)
@@ -457,7 +457,7 @@ def test_the_command_names_a_wrong_setting(flags, capsys):
 
 
 class NotANumber(Door):
-    """Something divides by zero."""
+    """A release with a value that is not a number."""
 
     def release(self):
         released = super().release()

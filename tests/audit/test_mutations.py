@@ -1,4 +1,4 @@
-"""Every planted bug is caught in every method it can live in, and the honest methods pass."""
+"""Every planted bug is detected in every method that can have it, and the correct methods pass."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def trainer_of(method, model, loss, kind: type[Trainer] = Trainer, noise=SEEDED)
 
 
 def verdict(trainer: Trainer, attack, releases: int) -> list[str]:
-    """What the audit holds against a Trainer."""
+    """Return the failed findings and the lower bounds above the claim."""
     step = StepAudit(TrainerTarget(trainer, attack.example), attack, canaries=4)
     findings, lower, _ = step.run(releases, ALPHA)
     claim = step.target.claim.mu
@@ -89,7 +89,7 @@ def verdict(trainer: Trainer, attack, releases: int) -> list[str]:
 
 
 def of_noise(name: str, draws: int) -> list[str]:
-    """What the tests of the noise hold against a Trainer on the probe, with a source of noise of its own."""
+    """Return the failed findings about the noise of a Trainer on the probe, with a secure noise source."""
     trainer = trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, noise=None)
     return [
         f"{one.part} {one.what}"
@@ -106,7 +106,7 @@ SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form
 
 
 def cases(bugs, every: int = 3) -> list:
-    """Families x bugs: in the short form every third or so, so that each family and each bug has some."""
+    """Return families x bugs; outside a soak every `every`-th pair, so that each family and each bug has some."""
     return [
         pytest.param(family, bug, marks=[] if (i + j) % every == 0 else SOAK)
         for i, family in enumerate(FAMILIES)
