@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import signal
 import socket
+from pathlib import Path
 
 import pytest
+
+SLOW = tuple(
+    line for line in (Path(__file__).parent / "slow.txt").read_text().splitlines() if line and not line.startswith("#")
+)
+"""Modules and tests that `make quick` leaves out, as prefixes of node ids below `tests/`."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that `slow.txt` names."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/").partition("[")[0]
+        if any(name == line or name.startswith(f"{line}::") for line in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
