@@ -9,11 +9,12 @@ BENCH_STAMP := $(VENV)/.installed-bench
 SHARED := $(wildcard ../shared/data)
 export GNOMON_DATA ?= $(if $(SHARED),$(abspath $(SHARED)),$(abspath data))
 
-.PHONY: setup demo test browser soak bench lint format types clean figures experiments
+.PHONY: help setup demo quick test browser soak bench lint format types clean figures experiments
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a classifier of handwritten digits at epsilon = 1, compare methods, and write a report page"
+	@echo "make quick   lint and the fast tests, in about a minute"
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
 	@echo "make browser install headless Chromium (Debian, as root), in which make test opens the report pages; they are skipped without it"
 	@echo "make soak    200 kills, random models for an hour, every planted bug, 1000 audits of an honest step, a live federation killed (about two hours)"
@@ -41,6 +42,9 @@ demo: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/gnomon compare --data digits --noise-multipliers 5,10,20 --seeds 1 --out runs/demo-compare \
 	  --methods dp-sgd,pdp,pcdp,dp-lsgd:local-steps=5,local-lr=0.2,public-only
 	$(BIN)/gnomon report runs/demo-compare runs/demo --out runs/demo-report.html
+
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" tests
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 40 --doctest-modules src tests

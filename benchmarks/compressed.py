@@ -1,4 +1,4 @@
-"""Time of one private compressed step beside one full-gradient step, on dense or sparse rows.
+"""Time of one private compressed step, compared with one full-gradient step, on dense or sparse records.
 
 python benchmarks/compressed.py [--features 100000] [--records 10000] [--directions 200] [--density 1.0] [--threads 2]
 """
@@ -22,11 +22,11 @@ from gnomon.losses import logistic
 from gnomon.methods import FORMS, dp_comp_gd, dp_sgd
 from gnomon.models import SparseLinear
 from gnomon.release import SeededNoise
-from measure import Step, by_turns
+from measure import Step, interleaved_times
 
 
 def problem(args: argparse.Namespace) -> tuple[Callable[[], nn.Module], Any]:
-    """A maker of models at zero, and records."""
+    """Return a constructor of models with zero weights, and records."""
     rng = np.random.default_rng(0)
     targets = torch.from_numpy(rng.integers(0, 2, args.records))
     if args.density < 1:
@@ -47,7 +47,7 @@ def _zero(layer: nn.Linear) -> nn.Linear:
 
 
 def plain(make: Callable[[], nn.Module], data: Any) -> Step:
-    """Forward, backward and step on all records at once, in plain torch."""
+    """Return a step of plain SGD on all records at once."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     inputs, targets = Loader(data).take(torch.arange(len(Loader(data)))) if isinstance(data, CsrRecords) else data
@@ -62,7 +62,7 @@ def plain(make: Callable[[], nn.Module], data: Any) -> Step:
 
 
 def private(make: Callable[[], nn.Module], data: Any, method: Any, records: int) -> Step:
-    """One step of the Trainer on all records."""
+    """Return a step of the Trainer on all records."""
     model = make()
     trainer = Trainer(
         model, logistic, torch.optim.SGD(model.parameters(), lr=1.0), method=method, sampler=FullBatch(),
@@ -74,20 +74,20 @@ def private(make: Callable[[], nn.Module], data: Any, method: Any, records: int)
 
 
 def products(rows: torch.Tensor, directions: int) -> Step:
-    """Every record times a sketch that is there already: what clipping after sketching cannot do without."""
+    """Return the product of all records with a given sketch, which every form that clips after sketching needs."""
     sketch = torch.randn(directions, rows.shape[1])
     return lambda: rows @ sketch.T
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=int, default=100_000)
-    parser.add_argument("--records", type=int, default=10_000)
-    parser.add_argument("--directions", type=int, default=200)
-    parser.add_argument("--density", type=float, default=1.0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--forms", default="linear-sketch,clip-after-sketch")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--features", type=int, default=100_000, help="features of a record")
+    parser.add_argument("--records", type=int, default=10_000, help="records")
+    parser.add_argument("--directions", type=int, default=200, help="dimensions of the sketch")
+    parser.add_argument("--density", type=float, default=1.0, help="fraction of nonzero features")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+    parser.add_argument("--repeats", type=int, default=3, help="timed turns")
+    parser.add_argument("--forms", default="linear-sketch,clip-after-sketch", help="forms of DP-CompGD to time")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     make, data = problem(args)
@@ -97,15 +97,15 @@ def main() -> None:
         method = dp_comp_gd("l1:5", args.directions, FORMS[name])
         steps[f"dp-comp-gd, {name}"] = private(make, data, method, args.records)
     if args.density == 1:
-        steps["sketches of all records alone"] = products(data[0], args.directions)
+        steps["sketches of all records only"] = products(data[0], args.directions)
     print(
         f"n = {args.records}, d = {args.features}, m = {args.directions}, "
         f"density {args.density:g}, {args.threads} threads"
     )
-    for name, found in by_turns(steps, "full gradient", args.repeats).items():
-        print(f"{name:<36} {found['milliseconds']:10.1f} ms   {found['ratio']:6.2f} x")
+    for name, times in interleaved_times(steps, "full gradient", args.repeats).items():
+        print(f"{name:<36} {times['milliseconds']:10.1f} ms   {times['ratio']:6.2f} x")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"data and start {base / 2**20:.2f} GiB, peak {peak / 2**20:.2f} GiB")
+    print(f"before the first step {base / 2**20:.2f} GiB, peak {peak / 2**20:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What looking inside training costs: a look in units of a step, and as a share of training at the default interval.
+"""The cost of diagnostics, relative to a step and to training at the default interval.
 
     python benchmarks/diagnose.py [--steps 40]
 
-CPU time of one thread on the paper's network, batches of 250 and 100 public records. Records are random numbers: time
-does not depend on them. Steps with and without a look take turns in one run.
+The time is CPU time of one thread with the CNN of the papers, batches of 250 and 100 public records. Records are random
+numbers, because the time does not depend on them. Steps with and without diagnostics alternate in one run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gnomon.models import paper_cnn
 
 
 def measure(name: str, method: Method, public: tuple[torch.Tensor, torch.Tensor] | None, steps: int) -> str:
+    """Return the cost of diagnostics for one method as a row of a Markdown table."""
     model = paper_cnn((1, 28, 28), 10)
     trainer = Trainer(
         model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), method=method,
@@ -35,25 +36,25 @@ def measure(name: str, method: Method, public: tuple[torch.Tensor, torch.Tensor]
     for number, (inputs, targets) in enumerate(trainer.batches(data)):
         trainer.step(inputs, targets)
         now = time.process_time()
-        if number > 1:  # the first two check the model
+        if number > 1:  # the first two steps include the checks of the model
             spent[number % 2] += now - started
         started = now
-    watched, plain = spent
-    look = (watched - plain) / plain
-    return f"| {name} | {1000 * plain / steps:.1f} | {look:.2f} | {100 * look / EVERY:.1f} % |"
+    diagnosed, plain = spent
+    cost = (diagnosed - plain) / plain
+    return f"| {name} | {1000 * plain / steps:.1f} | {cost:.2f} | {100 * cost / EVERY:.1f} % |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="steps with and without diagnostics (default: 40)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()  # as the command line does
     torch.manual_seed(0)
     public = (torch.randn(100, 1, 28, 28), torch.arange(100) % 10)
-    print(f"| method | ms of CPU a step | a look, in steps | of training, every {EVERY} steps |\n|---|---|---|---|")
+    print(f"| method | CPU ms per step | diagnostics, in steps | of training, every {EVERY} steps |\n|---|---|---|---|")
     print(measure("DP-SGD", dp_sgd(), None, args.steps))
-    print(measure("DP-SGD, public records beside it", dp_sgd(), public, args.steps))
+    print(measure("DP-SGD, with public records", dp_sgd(), public, args.steps))
     print(measure("PCDP-SGD, rank 100", pcdp(public, rank=100), None, args.steps))
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step by plain SGD, by Gnomon and by Opacus, each as its users would write it."""
+"""One optimizer step of plain SGD, of Gnomon and of Opacus, each written as its users would write it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ Step = Callable[[], object]
 
 
 def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Return a step of plain SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -42,18 +43,19 @@ def _trainer(model: nn.Module, x: Tensor, noise_multiplier: float) -> Trainer:
 
 
 def gnomon_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The Trainer's whole step: updates, clipping, charge, noise, optimizer."""
+    """Return the complete step of a Trainer: updates, clipping, charge, noise and optimizer."""
     trainer = _trainer(model, x, 1.0)
     return lambda: trainer._step([(x, y)])
 
 
 def gnomon_without_noise(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """The same with a noise multiplier of zero, to see what the noise costs."""
+    """Return the step of a Trainer with noise multiplier 0, to separate the cost of the noise."""
     trainer = _trainer(model, x, 0.0)
     return lambda: trainer._step([(x, y)])
 
 
 def _opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Step:
+    """Return a step of Opacus with the given `grad_sample_mode`."""
     from opacus import PrivacyEngine
     from opacus.validators import ModuleValidator
 

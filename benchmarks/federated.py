@@ -1,9 +1,9 @@
-"""How much of a simulated round is not the clients' private steps: ten clients on the paper's network.
+"""The overhead of a simulated federated round beyond the clients' private steps: ten clients, CNN of the papers.
 
     python benchmarks/federated.py [--rounds 3] [--steps 5]
 
-Time in `Trainer.step` is work; everything else (weights in and out, the round's subspace, fingerprints, checks,
-aggregation) is overhead. Records are random numbers: time does not depend on them.
+Time in `Trainer.step` is work; everything else (transfer of weights, the subspace of the round, fingerprints, checks,
+aggregation) is overhead. Records are random numbers, because the time does not depend on them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: int = 10) -> str:
+    """Return time, overhead and traffic of one strategy as a row of a Markdown table."""
     torch.manual_seed(0)
     public = (torch.randn(100, 1, 28, 28), torch.arange(100) % 10)
     strategy = fedavg() if name == "fedavg" else fedpcdp(public)
@@ -39,9 +40,9 @@ def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: in
 
         def timed(inputs: torch.Tensor, targets: torch.Tensor, plain=plain) -> dict[str, float]:
             started = time.perf_counter()
-            found = plain(inputs, targets)
+            metrics = plain(inputs, targets)
             spent[0] += time.perf_counter() - started
-            return found
+            return metrics
 
         trainer.step = timed  # type: ignore[method-assign]
         data = (torch.randn(records, 1, 28, 28), torch.randint(0, 10, (records,)))
@@ -50,7 +51,9 @@ def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: in
         profiles[f"c{number}"] = ClientProfile(1.0, Account(Poisson(250 / records), 4.0), bounds)
     server = Server(paper_cnn((1, 28, 28), 10), LOSS, strategy, profiles, rounds=rounds + 1)
     exchange = InProcess(made)
-    run_round(server, exchange, lambda number, names: None)  # the first round checks every client's data
+    run_round(
+        server, exchange, lambda number, names: None
+    )  # the first round includes the checks of every client's data
     spent[0], started = 0.0, time.perf_counter()
     for _ in range(rounds):
         ended = run_round(server, exchange, lambda number, names: None)
@@ -64,11 +67,13 @@ def measure(name: str, rounds: int, steps: int, records: int = 5000, clients: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default: 3)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each client in a round (default: 5)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| strategy | s a round | in private steps | overhead | down, bytes | up, bytes |\n|---|---|---|---|---|---|")
+    print(
+        "| strategy | s per round | in private steps | overhead | down, bytes | up, bytes |\n|---|---|---|---|---|---|"
+    )
     for name in ("fedavg", "fedpcdp"):
         print(measure(name, args.rounds, args.steps), flush=True)
 

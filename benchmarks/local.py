@@ -1,9 +1,10 @@
-"""K local steps of every sample against one plain SGD step, and against copies of the model under vmap.
+"""K local steps of every sample (DP-LSGD), compared with one plain SGD step and with model copies under vmap.
 
     python benchmarks/local.py [--out benchmarks/results] [--quick]
 
-Ratios to one plain SGD step on the same batch, one thread, engines taking turns. 10 is the floor for K = 10: so many
-forward and backward passes. Memory is the peak of a process of its own, above what it had before the model existed.
+Times are ratios to one plain SGD step on the same batch, with one thread and engines taking turns. For K = 10 the ratio
+cannot be below 10, the number of forward and backward passes. Memory is the peak of the process during steps, above its
+memory before the model was created; each engine runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engines import sgd
 from gnomon.models import paper_cnn, resnet20
 from gnomon.updates import Layouts, LocalDescent, local_sgd
 from gnomon.updates.local import by_copies
-from measure import Step, by_turns, peak_memory
+from measure import Step, interleaved_times, peak_memory
 from workloads import losses
 
 STEPS, LR = 10, 0.01
@@ -43,11 +44,11 @@ WORK: dict[str, Work] = {
     "ResNet-20 (GroupNorm), B = 64": (lambda: resnet20((3, 32, 32), 10), lambda: records(64, 3, 32, 32), 3),
 }
 COPIES = ("CNN 26k, B = 250",)
-"""Where copies under vmap end in reasonable time."""
+"""Workloads on which model copies under vmap finish in reasonable time."""
 
 
 def prepared(work: str, engine: str) -> Step:
-    """One engine on one workload, ready to step: everyone's displacement, its norm, and the weighted sum."""
+    """Return the step of one engine on one workload: every sample's displacement, its norm, and the weighted sum."""
     torch.manual_seed(0)
     make, draw, _ = WORK[work]
     model, (x, y) = make(), draw()
@@ -68,21 +69,23 @@ def prepared(work: str, engine: str) -> Step:
 
 
 def table(quick: bool) -> list[dict[str, Any]]:
+    """Measure time and memory of all workloads."""
     rows = []
     for name, (_, _, repeats) in WORK.items():
         engines = ["plain SGD", "gnomon"]
-        times = by_turns({one: prepared(name, one) for one in engines}, "plain SGD", 3 if quick else repeats)
+        steps = {engine: prepared(name, engine) for engine in engines}
+        times = interleaved_times(steps, "plain SGD", 3 if quick else repeats)
         if name in COPIES:
-            slow = by_turns({one: prepared(name, one) for one in ("plain SGD", "copies (vmap)")}, "plain SGD", 3)
-            times["copies (vmap)"] = slow["copies (vmap)"]
-        rows.append(
-            {"work": name, "times": times, "memory": {one: peak_memory(prepared, name, one) for one in engines}}
-        )
+            steps = {engine: prepared(name, engine) for engine in ("plain SGD", "copies (vmap)")}
+            times["copies (vmap)"] = interleaved_times(steps, "plain SGD", 3)["copies (vmap)"]
+        memory = {engine: peak_memory(prepared, name, engine) for engine in engines}
+        rows.append({"work": name, "times": times, "memory": memory})
         print(f"{name}: {times}", flush=True)
     return rows
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
+    """Return the results as a Markdown table."""
     lines = [
         "| K = 10 local steps | SGD step, ms | gnomon | copies under vmap | SGD, MB | gnomon, MB |",
         "|---" * 6 + "|",
@@ -90,10 +93,10 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         times, memory = row["times"], row["memory"]
         copies = f"{times['copies (vmap)']['ratio']:.0f}" if "copies (vmap)" in times else "not run"
-        held = [f"{memory[one] / 2**20:.0f}" if memory[one] else "failed" for one in ("plain SGD", "gnomon")]
+        megabytes = [f"{memory[name] / 2**20:.0f}" if memory[name] else "failed" for name in ("plain SGD", "gnomon")]
         lines.append(
             f"| {row['work']} | {times['plain SGD']['milliseconds']:.1f} | {times['gnomon']['ratio']:.1f} | {copies} | "
-            + " | ".join(held)
+            + " | ".join(megabytes)
             + " |"
         )
     return "\n".join(lines) + "\n"
@@ -101,8 +104,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--quick", action="store_true", help="fewer turns")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
+    parser.add_argument("--quick", action="store_true", help="time fewer turns")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = table(args.quick)

@@ -1,4 +1,4 @@
-"""Time by turns and memory by processes: how every benchmark here measures."""
+"""Measurement of step time and peak memory, shared by all benchmarks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ import torch
 Step = Callable[[], object]
 
 
-def by_turns(steps: Mapping[str, Step], base: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds, and the median of the ratios to `base` within a turn: the machine may be shared."""
+def interleaved_times(steps: Mapping[str, Step], base: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Return the median step time in milliseconds, and the median of the ratios to `base`.
+
+    The steps take turns, and each ratio is formed within one turn, so that other load on the machine affects both
+    sides.
+
+    Args:
+        steps: the steps to time, by name.
+        base: the name of the step to compare with.
+        repeats: the number of turns, at least 3.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()
@@ -35,23 +44,23 @@ def by_turns(steps: Mapping[str, Step], base: str, repeats: int) -> dict[str, di
 
 
 def peak_memory(make: Callable[..., Step], *args: Any) -> int | None:
-    """Peak memory of a few steps above what the process had before, in a process of its own; None if it fails."""
+    """Return the peak memory of a few steps in a new process, in bytes above its memory before; None if it fails."""
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
     process = context.Process(target=_peak, args=(answer, make, args))
     process.start()
-    found: int | None = answer.get(timeout=900)
+    peak: int | None = answer.get(timeout=900)
     process.join()
-    return found
+    return peak
 
 
 def _peak(answer: Any, make: Callable[..., Step], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    _ = torch.ones(64, 64) @ torch.ones(64, 64)  # loads the kernels
+    _ = torch.ones(64, 64) @ torch.ones(64, 64)  # load the kernels before memory is measured
     try:
         before = _status("VmRSS")
         step = make(*args)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         for _ in range(3):
             step()
         answer.put(_status("VmHWM") - before)

@@ -1,4 +1,4 @@
-"""What Opacus does with bad input: one line for each case, for the table in docs/robustness.md.
+"""The behaviour of Opacus on bad input, one line for each case of the table in docs/robustness.md.
 
 python benchmarks/opacus_bad_inputs.py
 """
@@ -23,7 +23,8 @@ from opacus.accountants.utils import get_noise_multiplier
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-PATIENCE = 90
+TIME_LIMIT = 90
+"""Seconds after which a case is stopped."""
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -34,7 +35,8 @@ def data() -> tuple[Tensor, Tensor]:
 X, Y = data()
 
 
-def spoilt(value: float) -> Tensor:
+def with_bad_pixel(value: float) -> Tensor:
+    """Return the inputs with one feature replaced."""
     x = X.clone()
     x[5, 3] = value
     return x
@@ -44,31 +46,31 @@ def train(
     x: Tensor = X, y: Tensor = Y, *, model: nn.Module | None = None, delta: float = 1e-5, batch: int = 16,
     steps: int = 3, accountant: str = "prv", own: bool = False, mode: str = "hooks", **settings,
 ) -> str:  # fmt: skip
-    """A few steps; how many parameters are not finite, and what epsilon is reported."""
+    """Train for a few steps; return the number of non-finite parameters and the reported epsilon."""
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(12, 15), nn.Tanh(), nn.Linear(15, 4))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     engine, criterion = PrivacyEngine(accountant=accountant), nn.CrossEntropyLoss()
-    made = engine.make_private(
+    wrapped = engine.make_private(
         module=model, optimizer=optimizer, data_loader=DataLoader(TensorDataset(x, y), batch_size=batch),
         criterion=criterion, grad_sample_mode=mode, **({"noise_multiplier": 1.0, "max_grad_norm": 1.0} | settings),
     )  # fmt: skip
     if mode == "ghost":
-        model, optimizer, criterion, loader = made
+        model, optimizer, criterion, loader = wrapped
     else:
-        model, optimizer, loader = made
-    taken = 0
-    while taken < steps:
+        model, optimizer, loader = wrapped
+    done = 0
+    while done < steps:
         for inputs, targets in [(x, y)] if own else loader:
             optimizer.zero_grad()
             criterion(model(inputs), targets).backward()
             optimizer.step()
-            taken += 1
-            if taken == steps:
+            done += 1
+            if done == steps:
                 break
     weights = torch.cat([p.flatten() for p in model.parameters()])
-    bad = int((~torch.isfinite(weights)).sum())
-    return f"{bad}/{weights.numel()} parameters not finite, epsilon {engine.get_epsilon(delta):.3f} reported"
+    non_finite = int((~torch.isfinite(weights)).sum())
+    return f"{non_finite}/{weights.numel()} parameters not finite, epsilon {engine.get_epsilon(delta):.3f} reported"
 
 
 class Unused(nn.Module):
@@ -91,7 +93,7 @@ class Tied(nn.Module):
 
 
 def norms(reduction: str) -> str:
-    """The per-sample gradient norms that clipping sees, where the engine expects a mean."""
+    """Return the mean of the per-sample gradient norms that are clipped; Opacus expects a mean loss."""
     torch.manual_seed(0)
     model = nn.Linear(12, 4)
     model, optimizer, loader = PrivacyEngine().make_private(
@@ -102,36 +104,40 @@ def norms(reduction: str) -> str:
     inputs, targets = next(iter(loader))
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(inputs), targets, reduction=reduction).backward()
-    each = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in model.parameters()]).norm(dim=0)
-    return f"mean per-sample norm {float(each.mean()):.3f}"
+    sample_norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in model.parameters()]).norm(dim=0)
+    return f"mean per-sample norm {float(sample_norms.mean()):.3f}"
 
 
-def target(value: float) -> str:
+def calibrated(value: float) -> str:
+    """Return the noise multiplier for a target epsilon."""
     sigma = get_noise_multiplier(target_epsilon=value, target_delta=1e-5, sample_rate=0.25, steps=100)
     return f"noise multiplier {sigma:.4g}"
 
 
 def little_memory() -> str:
+    """Train with very little noise under a memory limit of 6 GiB."""
     resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, resource.RLIM_INFINITY))
     return train(noise_multiplier=1e-3)
 
 
 def edited() -> str:
-    one, two = RDPAccountant(), RDPAccountant()
-    one.history = [(1.0, 0.25, 100)]
-    two.load_state_dict(one.state_dict() | {"history": [(1.0, 0.25, 1)]})
-    return f"accepted: epsilon {one.get_epsilon(1e-5):.3f} became {two.get_epsilon(1e-5):.3f}"
+    """Restore an accountant from a state whose history was edited."""
+    accountant, restored = RDPAccountant(), RDPAccountant()
+    accountant.history = [(1.0, 0.25, 100)]
+    restored.load_state_dict(accountant.state_dict() | {"history": [(1.0, 0.25, 1)]})
+    return f"accepted: epsilon {accountant.get_epsilon(1e-5):.3f} became {restored.get_epsilon(1e-5):.3f}"
 
 
 def truncated() -> str:
+    """Load a truncated checkpoint."""
     model = nn.Linear(12, 4)
     engine = PrivacyEngine()
     model, optimizer, _ = engine.make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(TensorDataset(X, Y), batch_size=16), noise_multiplier=1.0, max_grad_norm=1.0,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "checkpoint"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
         engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
         path.write_bytes(path.read_bytes()[:-200])
         engine.load_checkpoint(path=path, module=model, optimizer=optimizer)
@@ -139,6 +145,7 @@ def truncated() -> str:
 
 
 def source() -> str:
+    """Inspect the source of the checkpoint functions."""
     text = inspect.getsource(PrivacyEngine.save_checkpoint) + inspect.getsource(PrivacyEngine.load_checkpoint)
     return (
         f"weights_only=False: {'weights_only=False' in text}, fsync or rename: {'fsync' in text or 'replace' in text}"
@@ -152,13 +159,14 @@ def frozen() -> nn.Module:
 
 
 def cases() -> dict[str, Callable[[], str]]:
-    found: dict[str, Callable[[], str]] = {}
+    """Return all cases by name."""
+    table: dict[str, Callable[[], str]] = {}
     for value in (math.nan, math.inf, 1e30):
         for mode in ("hooks", "ghost"):
-            found[f"pixel {value}, {mode}"] = lambda v=value, m=mode: train(spoilt(v), batch=64, mode=m)
+            table[f"pixel {value}, {mode}"] = lambda v=value, m=mode: train(with_bad_pixel(v), batch=64, mode=m)
     wrong = Y.clone()
     wrong[3] = 9
-    found |= {
+    table |= {
         "label out of range": lambda: train(y=wrong, batch=64),
         "empty batches": lambda: train(batch=1, steps=64),
         "empty data set": lambda: train(X[:0], Y[:0]),
@@ -175,17 +183,17 @@ def cases() -> dict[str, Callable[[], str]]:
         "poisson_sampling=False": lambda: train(poisson_sampling=False),
     }
     for delta in (0.0, 0.5, 1 / 64, 1.0):
-        found[f"delta {delta:g}"] = lambda d=delta: train(delta=d)
+        table[f"delta {delta:g}"] = lambda d=delta: train(delta=d)
     for sigma in (0.0, -1.0, math.nan):
         for accountant in ("prv", "rdp"):
-            found[f"sigma {sigma}, {accountant}"] = lambda s=sigma, a=accountant: train(
+            table[f"sigma {sigma}, {accountant}"] = lambda s=sigma, a=accountant: train(
                 noise_multiplier=s, accountant=a
             )
     for bound in (0.0, math.inf):
-        found[f"C {bound}"] = lambda c=bound: train(max_grad_norm=c)
+        table[f"C {bound}"] = lambda c=bound: train(max_grad_norm=c)
     for epsilon in (math.nan, 1e-3, 1e4):
-        found[f"target epsilon {epsilon}"] = lambda e=epsilon: target(e)
-    return found | {"edited state": edited, "truncated checkpoint": truncated, "checkpoint source": source,
+        table[f"target epsilon {epsilon}"] = lambda e=epsilon: calibrated(e)
+    return table | {"edited state": edited, "truncated checkpoint": truncated, "checkpoint source": source,
                     "sigma 1e-3, 6 GiB": little_memory}  # fmt: skip
 
 
@@ -193,19 +201,19 @@ def main() -> None:
     warnings.simplefilter("ignore")
     print(f"opacus {opacus.__version__}, torch {torch.__version__}")
 
-    def late(*_: object) -> None:
-        raise TimeoutError(f"no answer in {PATIENCE} s")
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"no result within {TIME_LIMIT} s")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, stop)
     for name, case in cases().items():
-        began = time.monotonic()
-        signal.alarm(PATIENCE)
+        started = time.monotonic()
+        signal.alarm(TIME_LIMIT)
         try:
-            said = case()
+            result = case()
         except Exception as error:
-            said = f"{type(error).__name__}: {str(error)[:120]}"
+            result = f"{type(error).__name__}: {str(error)[:120]}"
         signal.alarm(0)
-        print(f"{name:28} {said}  ({time.monotonic() - began:.1f} s)", flush=True)
+        print(f"{name:28} {result}  ({time.monotonic() - started:.1f} s)", flush=True)
 
 
 if __name__ == "__main__":

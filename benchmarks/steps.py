@@ -1,10 +1,10 @@
-"""Time and memory of one private step against plain SGD and Opacus, side by side in one run.
+"""Time and memory of one private step, compared with plain SGD and Opacus in the same run.
 
     python benchmarks/steps.py [--repeats 1.0] [--threads 1 2] [--out benchmarks/results]
 
-The machine may be shared: engines take turns, and only ratios to plain SGD are reported. Times are medians of
-the ratios within a turn. Memory is the peak of the process during steps, above what it was before the
-model existed, each engine in a process of its own.
+Only ratios to plain SGD are reported, because the machine may be shared. Engines take turns, and a reported time is the
+median of the ratios within a turn. Memory is the peak of the process during steps, above its memory before the model
+was created; each engine runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from engines import ENGINES
-from measure import Step, by_turns, peak_memory
+from measure import Step, interleaved_times, peak_memory
 from workloads import WORKLOADS, Workload
 
 COLOURS = {
@@ -30,31 +30,33 @@ COLOURS = {
 
 
 def timings(work: Workload, threads: int, repeats: float) -> dict[str, dict[str, Any]]:
-    """Milliseconds and ratio to plain SGD for every engine, taking turns."""
+    """Return milliseconds and ratio to plain SGD for every engine, or the error of an engine that fails."""
     torch.set_num_threads(threads)
     steps, failed = {}, {}
     for name in ENGINES:
         try:
             steps[name] = prepared(WORKLOADS.index(work), name)
             steps[name]()
-        except Exception as error:  # a peer may not support a model: say so and go on
+        except Exception as error:  # an engine may not support a model: report the error and continue
             steps.pop(name, None)
             failed[name] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"}
-    return by_turns(steps, "plain SGD", round(work.repeats * repeats)) | failed
+    return interleaved_times(steps, "plain SGD", round(work.repeats * repeats)) | failed
 
 
 def prepared(index: int, engine: str) -> Step:
-    """One engine on one workload, ready to step."""
+    """Return the step of one engine on one workload."""
     torch.manual_seed(0)
     work = WORKLOADS[index]
     return ENGINES[engine](work.model(), *work.batch())
 
 
 def memory(index: int) -> dict[str, int | None]:
+    """Return the peak memory of every engine on one workload, in bytes."""
     return {engine: peak_memory(prepared, index, engine) for engine in ENGINES}
 
 
 def table(results: list[dict[str, Any]]) -> str:
+    """Return the results as Markdown tables of time and memory."""
     names = list(ENGINES)
     lines = ["| work | threads | SGD ms | " + " | ".join(names[1:]) + " |", "|---" * (len(names) + 2) + "|"]
     for row in results:
@@ -79,7 +81,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def chart(results: list[dict[str, Any]], path: Path) -> None:
-    """Bars of step time by workload, one thread; the dashed line is plain SGD."""
+    """Draw the step time of each workload with one thread as bars; the dashed line is plain SGD."""
     rows = [row for row in results if row["threads"] == results[0]["threads"]]
     figure = Figure(figsize=(9, 3.8), dpi=130, layout="constrained")
     axes = figure.subplots()
@@ -101,9 +103,9 @@ def chart(results: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=float, default=1.0, help="more or fewer turns")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--repeats", type=float, default=1.0, help="factor on the number of turns (default: 1)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (default: 1 2)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
     for threads in args.threads:

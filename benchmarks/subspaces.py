@@ -1,9 +1,10 @@
-"""Projected steps against plain SGD, and against the dense way (per-sample gradients by vmap, an SVD, a p x k matrix).
+"""Steps with a public subspace, compared with plain SGD and with a dense implementation.
 
     python benchmarks/subspaces.py [--out benchmarks/results] [--quick]
 
-Ratios to plain SGD on the private batch, one thread, engines taking turns. Memory is the peak of a process of its own,
-above what it had before the model existed.
+The dense implementation computes per-sample gradients by vmap, an SVD, and a p x k matrix. Times are ratios to plain
+SGD on the private batch, with one thread and engines taking turns. Memory is the peak of the process during steps,
+above its memory before the model was created; each engine runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import gnomon
 from engines import sgd
 from gnomon import methods
 from gnomon.models import paper_cnn
-from measure import Step, by_turns, peak_memory
+from measure import Step, interleaved_times, peak_memory
 from workloads import Transformer, losses
 
 RANK = 100
@@ -46,6 +47,7 @@ def texts(count: int) -> tuple[Tensor, Tensor]:
 
 
 def private(model: nn.Module, x: Tensor, y: Tensor, method: methods.Method) -> Step:
+    """Return the step of a Trainer with the given method."""
     trainer = gnomon.Trainer(
         model, losses, torch.optim.SGD(model.parameters(), lr=1e-3), method=method, sample_rate=0.01,
         expected_batch_size=len(x), noise_multiplier=1.0, target_delta=1e-6, steps=10**6, progress=False,
@@ -54,11 +56,11 @@ def private(model: nn.Module, x: Tensor, y: Tensor, method: methods.Method) -> S
 
 
 def dense_pcdp(model: nn.Module, x: Tensor, y: Tensor, public: tuple[Tensor, Tensor]) -> Step:
-    """PCDP-SGD as a paper script would write it."""
+    """Return a step of PCDP-SGD with a dense basis, as the script of a paper would implement it."""
     parameters = dict(model.named_parameters())
 
-    def loss(values: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        return losses(functional_call(model, values, (one[None],)), target[None])[0]
+    def loss(values: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
+        return losses(functional_call(model, values, (sample[None],)), target[None])[0]
 
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -87,7 +89,7 @@ METHODS: dict[str, Callable[[Any], methods.Method]] = {
     "PDP": lambda public: methods.pdp(public, RANK),
     "PCDP every 10": lambda public: methods.pcdp(public, RANK, every=10),
 }
-TRANSFORMER = "Transformer 26M, T = 64, B = 16, m = 32"  # seconds a step: two methods, few turns
+TRANSFORMER = "Transformer 26M, T = 64, B = 16, m = 32"  # a step takes seconds: two methods and few turns
 WORK: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Tensor]], int, int, int]] = {
     "CNN 26k, B = 250, m = 100": (lambda: paper_cnn((1, 28, 28), 10, channels_last=False), images, 250, 100, 21),
     "MLP 784-2048-2048-10, B = 256, m = 100": (lambda: mlp(2048), vectors, 256, 100, 9),
@@ -95,11 +97,12 @@ WORK: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Ten
 }
 
 
-HELD = ("plain SGD", "DP-SGD", "PCDP", "PDP")  # whose memory is measured
+MEASURED_MEMORY = ("plain SGD", "DP-SGD", "PCDP", "PDP")
+"""Engines whose peak memory is measured."""
 
 
 def prepared(work: str, engine: str) -> Step:
-    """One engine on one workload, ready to step."""
+    """Return the step of one engine on one workload."""
     torch.manual_seed(0)
     make, draw, batch, count, _ = WORK[work]
     model, public, (x, y) = make(), draw(count), draw(batch)
@@ -111,7 +114,7 @@ def prepared(work: str, engine: str) -> Step:
 
 
 def scaling(width: int, engine: str) -> Step:
-    """An MLP of the given width, for the curve against p."""
+    """Return the step of one engine on an MLP of the given width, for the curve over the number of parameters."""
     torch.manual_seed(0)
     model, public, (x, y) = mlp(width), vectors(100), vectors(64)
     if engine == "plain SGD":
@@ -120,56 +123,64 @@ def scaling(width: int, engine: str) -> Step:
 
 
 def steps_table(quick: bool) -> list[dict[str, Any]]:
+    """Measure time and memory of all workloads."""
     rows = []
     for name, (_, _, _, _, repeats) in WORK.items():
         names = ["plain SGD", *METHODS] + (["dense (vmap + SVD)"] if name.startswith("CNN") else [])
         names = names[:3] if name == TRANSFORMER else names
-        times = by_turns({one: prepared(name, one) for one in names}, "plain SGD", 3 if quick else repeats)
-        memory = {one: peak_memory(prepared, name, one) for one in names if one in HELD}
+        steps = {engine: prepared(name, engine) for engine in names}
+        times = interleaved_times(steps, "plain SGD", 3 if quick else repeats)
+        memory = {engine: peak_memory(prepared, name, engine) for engine in names if engine in MEASURED_MEMORY}
         rows.append({"work": name, "times": times, "memory": memory})
         print(f"{name}: done", flush=True)
     return rows
 
 
 def scaling_table(quick: bool) -> list[dict[str, Any]]:
+    """Measure time and memory over the number of parameters."""
     rows = []
     for width in (12, 64, 256, 1024) if quick else (12, 64, 256, 1024, 2048, 5000):
         count = sum(p.numel() for p in mlp(width).parameters())
         engines = ["plain SGD", "gnomon"] + (["dense"] if count < 1.6e6 else [])
-        times = by_turns({one: scaling(width, one) for one in engines}, "plain SGD", 5)
-        memory = {one: peak_memory(scaling, width, one) for one in engines}
+        times = interleaved_times({engine: scaling(width, engine) for engine in engines}, "plain SGD", 5)
+        memory = {engine: peak_memory(scaling, width, engine) for engine in engines}
         rows.append({"p": count, "times": times, "memory": memory})
         print(f"p = {count}: done", flush=True)
     return rows
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
+    """Return the results as Markdown tables of time and memory."""
     names = [*METHODS, "dense (vmap + SVD)"]
     lines = ["| work | SGD ms | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         cells = [f"{row['times'][n]['ratio']:.2f}" if n in row["times"] else "-" for n in names]
         lines.append(f"| {row['work']} | {row['times']['plain SGD']['milliseconds']:.0f} | " + " | ".join(cells) + " |")
-    lines += ["", "| peak memory, MB | " + " | ".join(HELD) + " |", "|---" * (len(HELD) + 1) + "|"]
+    lines += [
+        "",
+        "| peak memory, MB | " + " | ".join(MEASURED_MEMORY) + " |",
+        "|---" * (len(MEASURED_MEMORY) + 1) + "|",
+    ]
     for row in rows:
-        held = {name: f"{value / 2**20:.0f}" if value else "failed" for name, value in row["memory"].items()}
-        cells = [held.get(name, "-") for name in HELD]
+        megabytes = {name: f"{value / 2**20:.0f}" if value else "failed" for name, value in row["memory"].items()}
+        cells = [megabytes.get(name, "-") for name in MEASURED_MEMORY]
         lines.append(f"| {row['work']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Step cost and peak memory against the number of parameters."""
+    """Draw step time and peak memory over the number of parameters."""
     figure = Figure(figsize=(9, 3.8), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
     styles = {"plain SGD": ("#9aa5b1", "--"), "gnomon": ("#1f6feb", "o-"), "dense": ("#b5482a", "s-")}
     labels = {"gnomon": "Gnomon, PCDP", "dense": "dense: vmap, SVD, p x k", "plain SGD": "plain SGD"}
     for name, (colour, style) in styles.items():
-        mine = [row for row in rows if name in row["times"]]
-        sizes = [row["p"] for row in mine]
-        left.plot(sizes, [row["times"][name]["milliseconds"] for row in mine], style, color=colour, label=labels[name])
-        held = [(row["p"], row["memory"][name] / 2**20) for row in mine if row["memory"][name]]
-        right.plot([p for p, _ in held], [mb for _, mb in held], style, color=colour, label=labels[name])
-    for axes, what in ((left, "milliseconds a step"), (right, "peak memory (MB)")):
+        timed = [row for row in rows if name in row["times"]]
+        sizes = [row["p"] for row in timed]
+        left.plot(sizes, [row["times"][name]["milliseconds"] for row in timed], style, color=colour, label=labels[name])
+        memory = [(row["p"], row["memory"][name] / 2**20) for row in timed if row["memory"][name]]
+        right.plot([p for p, _ in memory], [mb for _, mb in memory], style, color=colour, label=labels[name])
+    for axes, what in ((left, "milliseconds per step"), (right, "peak memory (MB)")):
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("parameters p")
@@ -183,8 +194,8 @@ def chart(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--quick", action="store_true", help="fewer turns and sizes")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
+    parser.add_argument("--quick", action="store_true", help="time fewer turns and sizes")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = steps_table(args.quick)

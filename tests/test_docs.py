@@ -17,8 +17,8 @@ import pytest
 from gnomon.data import load
 from gnomon.data.sources.arrays import SPLIT, WHOLE
 from gnomon.runs.config import TrainConfig
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PACKAGES = [
     "",

@@ -1,6 +1,7 @@
 """The layout of the package: a package imports only from packages that stand above it, and no import is circular.
 
-Imports inside functions and under TYPE_CHECKING count too.
+Imports inside functions and under TYPE_CHECKING count too. Test modules do not import each other: data, models and
+Trainers that several of them use are in `tests/helpers.py` or in a support module beside them.
 """
 
 import ast
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
+TESTS = Path(__file__).parent
 
 ORDER = [
     "version", "errors", "validate", "text", "files", "memory", "randomness", "sampling", "accounting", "data",
@@ -87,6 +89,30 @@ def test_no_import_is_circular(graph):
     assert circles(graph) == []
 
 
+def imported_test_modules(tree: ast.AST) -> set[str]:
+    """Return the test modules that a syntax tree imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+    return {
+        name
+        for name in names
+        if name.startswith(("tests", ".")) and any(part.startswith("test_") for part in name.split("."))
+    }
+
+
+def test_no_test_module_is_imported_by_another():
+    found = {
+        str(path.relative_to(TESTS)): modules
+        for path in sorted(TESTS.rglob("*.py"))
+        if (modules := imported_test_modules(ast.parse(path.read_text())))
+    }
+    assert found == {}, "move what both use to tests/helpers.py or to a support module"
+
+
 def test_the_checks_find_what_they_look_for(graph):
     assert upward({"gnomon.data.split": {"gnomon.cli.main", "gnomon"}}) == [
         "gnomon.data.split imports gnomon",
@@ -96,3 +122,5 @@ def test_the_checks_find_what_they_look_for(graph):
     assert circles({one: {other} for one, other in itertools.pairwise([*ring, ring[0]])}) == ring
     hidden = ast.parse("def late():\n    from gnomon.cli import main\n    import gnomon.report.page\n")
     assert imports(hidden, modules()) == {"gnomon.cli.main", "gnomon.report.page"}
+    late = ast.parse("def late():\n    from tests.data.test_split import X\n    from tests import test_docs, helpers\n")
+    assert imported_test_modules(late) == {"tests.data.test_split.X", "tests.test_docs"}

@@ -1,17 +1,15 @@
-"""`make experiments`: the whole set, from the kept cells on, whatever fails."""
+"""Targets of the Makefile: `make experiments` continues from finished cells, and `make quick` leaves out slow tests."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from gnomon.studies.reproduce import available
 from gnomon.studies.reproduce.experiment_files import ELSEWHERE
-
-ROOT = Path(__file__).parents[1]
+from tests.helpers import ROOT
 
 
 @pytest.fixture
@@ -86,3 +84,16 @@ def test_one_that_fails_does_not_stop_the_others_but_ctrl_c_does(experiments):
     found, calls = experiments("EXPERIMENTS=pcdp-table4 pcdp-table2")
     assert len(calls) == 1
     assert found.returncode != 0
+
+
+def test_quick_runs_lint_and_leaves_out_existing_tests_only():
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    text = subprocess.run(["make", "-n", "-C", str(ROOT), "quick"], capture_output=True, text=True, check=True).stdout
+    assert "ruff check" in text
+    assert '-m "not slow"' in text
+    lines = (ROOT / "tests" / "slow.txt").read_text().splitlines()
+    for line in (line for line in lines if line and not line.startswith("#")):
+        path, _, name = line.partition("::")
+        source = (ROOT / "tests" / path).read_text()
+        assert f"def {name}(" in source or not name, f"tests/slow.txt: {line} does not exist"

@@ -12,6 +12,7 @@ from scipy import stats
 from gnomon import randomness as noise_module
 from gnomon.randomness import box_muller
 from gnomon.release import SecureNoise, SeededNoise
+from tests.helpers import draws_after_fork
 
 ALPHA = 1e-6
 """How often a test of randomness may fail by chance."""
@@ -82,31 +83,15 @@ def test_seeded_noise_repeats_and_says_that_it_is_not_private():
     assert SecureNoise().private
 
 
-def after_fork(source) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a child and its parent draw next from a source that both have."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(send, source.normal(16).numpy().tobytes())
-        finally:
-            os._exit(0)
-    os.close(send)
-    with os.fdopen(receive, "rb") as stream:
-        drawn = torch.frombuffer(bytearray(stream.read()), dtype=torch.float64)
-    os.waitpid(child, 0)
-    return drawn, source.normal(16)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_draws_other_noise():
     secure = SecureNoise()
     secure.normal(3)
-    theirs, ours = after_fork(secure)
+    theirs, ours = draws_after_fork(secure)
     assert len(theirs) == 16
     assert not (theirs == ours).any()
-    theirs, ours = after_fork(SeededNoise(1))  # the control: a seed survives the fork
+    theirs, ours = draws_after_fork(SeededNoise(1))  # the control: a seed survives the fork
     assert torch.equal(theirs, ours)
 
 

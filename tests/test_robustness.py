@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-import gnomon
 from gnomon.accounting import FullBatch, epsilon, noise_multiplier
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.release import SeededNoise
+from tests import helpers
+from tests.helpers import LOSS, ROOT
 
-ROOT = Path(__file__).parent.parent
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
-    return x, (x[:, 0] > 0).long()
-
-
-def trainer(model: nn.Module | None = None, **settings) -> gnomon.Trainer:
-    torch.manual_seed(1)
-    model = model or nn.Linear(4, 2)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    defaults = {
-        "loss": LOSS,
-        "optimizer": torch.optim.SGD(trained, lr=1.0),
-        "sampler": FullBatch(),
-        "expected_batch_size": 40,
-        "noise_multiplier": 30.0,
-        "target_delta": 1e-5,
-        "steps": 3,
-        "progress": False,
-    }
-    return gnomon.Trainer(model, **(defaults | settings))
+data = functools.partial(helpers.data, count=40)
+trainer = functools.partial(
+    helpers.trainer, sampler=FullBatch(), expected_batch_size=40, noise_multiplier=30.0, target_delta=1e-5, steps=3
+)
 
 
 def flat(model: nn.Module) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Planted bugs: each a way in which real code has lost its privacy."""
+"""Planted bugs, each of which has broken the privacy of real implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
-from gnomon.audit.target import NoNoise
+from gnomon.audit.target import ZeroNoise
 from gnomon.randomness import BYTES_PER_KEY, _forks
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.release.door import GRID_BITS
@@ -24,7 +24,7 @@ from gnomon.updates import Dense, Updates, gradients
 
 
 class NoClipping(Door):
-    """Every sample counts in full."""
+    """Samples are not clipped."""
 
     def admit(self, updates, rule, counts=None):
         weights = torch.ones(len(updates), 1, dtype=torch.float64)
@@ -37,7 +37,7 @@ class NoClipping(Door):
 
 
 class BatchClipped(NoClipping):
-    """The sum is clipped instead of the samples."""
+    """The sum of the batch is clipped instead of each sample."""
 
     def release(self):
         if self._sum:
@@ -65,8 +65,8 @@ class NoiseOnePercentLow(LessNoise):
     factor = 0.99
 
 
-class Remembering:
-    """Hands out the draws of an earlier step again, or the first draw of this one for every parameter."""
+class RepeatedNoise:
+    """A noise source that repeats the draws of an earlier step, or the first draw of a step for every parameter."""
 
     private = True
 
@@ -76,49 +76,49 @@ class Remembering:
     def normal(self, count: int) -> Tensor:
         if self._next == len(self._known):
             self._known.append(self._inner.normal(count))
-        found = self._known[self._next]
+        drawn = self._known[self._next]
         self._next += 0 if self._within else 1
-        return found[:count].clone()
+        return drawn[:count].clone()
 
     def uniform(self, count: int) -> Tensor:
         return self._inner.uniform(count)
 
 
 class NoiseReused(Door):
-    """The first draw serves all steps."""
+    """The noise of the first step is used in all steps."""
 
     known: ClassVar[list[Tensor]] = []
 
     def release(self):
-        if not isinstance(self.noise, NoNoise):
-            self.noise = Remembering(self.noise, self.known)
+        if not isinstance(self.noise, ZeroNoise):
+            self.noise = RepeatedNoise(self.noise, self.known)
         return super().release()
 
 
 class NoiseReusedLater(Door):
-    """The draw of the first step serves one step more, on another data set."""
+    """The noise of the first step is used once more in a later step, on a different data set."""
 
     known: ClassVar[list[Tensor]] = []
     steps: ClassVar[list[int]] = []
 
     def release(self):
-        if not isinstance(self.noise, NoNoise):
+        if not isinstance(self.noise, ZeroNoise):
             self.steps.append(1)
             if len(self.steps) in (1, 15):
-                self.noise = Remembering(self.noise, self.known)
+                self.noise = RepeatedNoise(self.noise, self.known)
         return super().release()
 
 
 class NoiseReusedNow(Door):
-    """One draw serves all parameters of a step."""
+    """One draw is used for all parameters of a step."""
 
     def release(self):
-        self.noise = Remembering(self.noise, [], within=True)
+        self.noise = RepeatedNoise(self.noise, [], within=True)
         return super().release()
 
 
 class NoNoiseOnEmptyBatches(Door):
-    """A step that nobody takes part in is not noised."""
+    """No noise is added to an empty batch."""
 
     came = 0
 
@@ -133,7 +133,7 @@ class NoNoiseOnEmptyBatches(Door):
 
 
 class OneTensorWithLittleNoise(Door):
-    """The last tensor gets four fifths of its noise."""
+    """The last parameter tensor receives 80 % of the declared noise."""
 
     kept = 0.8
 
@@ -150,7 +150,7 @@ class OneTensorWithoutNoise(OneTensorWithLittleNoise):
 
 
 class NoiseDividedUnderAccumulation(Door):
-    """Each physical batch brings its share of noise, but the shares are too small."""
+    """The noise is divided by the number of physical batches."""
 
     batches = 0
 
@@ -164,7 +164,7 @@ class NoiseDividedUnderAccumulation(Door):
 
 
 class WeightsOfTheFirstBatch(Door):
-    """The clip weights of the first physical batch serve all of them."""
+    """The clip weights of the first physical batch are used for all physical batches."""
 
     first: Tensor | None = None
 
@@ -181,7 +181,7 @@ class WeightsOfTheFirstBatch(Door):
 
 
 class NonFiniteCounts(Door):
-    """A sample whose update is not finite has a weight all the same."""
+    """A sample with a non-finite update is included in the sum."""
 
     def admit(self, updates, rule, counts=None):
         admitted = super().admit(updates, rule, counts)
@@ -193,7 +193,7 @@ class NonFiniteCounts(Door):
 
 
 class NonFiniteRepaired(Door):
-    """Numbers that are not finite become finite ones, and the sample counts."""
+    """Non-finite values are replaced by finite values, and the sample is included in the sum."""
 
     def admit(self, updates, rule, counts=None):
         repaired = {name: Dense(torch.nan_to_num(leaf.dense())) for name, leaf in updates.leaves.items()}
@@ -201,7 +201,7 @@ class NonFiniteRepaired(Door):
 
 
 class OneKey(SecureNoise):
-    """One key serves all sources of a process."""
+    """All sources of a process use the same key."""
 
     seed = os.urandom(48)
 
@@ -214,7 +214,7 @@ class OneKey(SecureNoise):
 
 
 class Cut(SecureNoise):
-    """Noise ends at so many deviations."""
+    """Noise is truncated at `end` standard deviations."""
 
     end = 3.0
 
@@ -227,7 +227,7 @@ def cut_at(end: float) -> type[Cut]:
 
 
 class CutByDrawingAgain(Cut):
-    """Draws beyond the end are drawn again instead of being moved there."""
+    """Noise is truncated by drawing values beyond `end` again."""
 
     def normal(self, count: int) -> Tensor:
         drawn = SecureNoise.normal(self, count)
@@ -237,12 +237,12 @@ class CutByDrawingAgain(Cut):
 
 
 def without_grid(values: Tensor, deviation: float, noise) -> Tensor:
-    """The noisy sum as it is, unrounded."""
+    """Return the noisy sum without rounding it to the grid."""
     return noise.normal(values.numel()).mul_(deviation).add_(values)
 
 
 def in_float32(values: Tensor, deviation: float, noise) -> Tensor:
-    """Noise and sum meet in float32; the grid comes after."""
+    """Return the sum of values and noise in float32, rounded to the grid afterwards."""
     exact = noise.normal(values.numel()).float().mul_(deviation).add_(values).double()
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
     return exact.div_(grid).round_().mul_(grid)
@@ -253,7 +253,7 @@ def in_float32_without_grid(values: Tensor, deviation: float, noise) -> Tensor:
 
 
 class ProjectorFromPrivateData(Trainer):
-    """Private records are among those that the basis is made of."""
+    """The basis is computed from private records as well as public ones."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
@@ -266,8 +266,8 @@ class ProjectorFromPrivateData(Trainer):
         return loader
 
     def _planted(self, honest):
-        still = self.method.subspace
-        inner = still.inner
+        frozen = self.method.subspace
+        inner = frozen.inner
         if inner.public is not None:
             space = inner.space if isinstance(inner, Embedding) else inner
             # five copies of each private record beside the public ones
@@ -275,7 +275,7 @@ class ProjectorFromPrivateData(Trainer):
             public = inputs, targets
             space = dataclasses.replace(space, public=public)
             inner = dataclasses.replace(inner, space=space) if isinstance(inner, Embedding) else space
-            return dataclasses.replace(still, inner=inner).basis(self.engine.context())
+            return dataclasses.replace(frozen, inner=inner).basis(self.engine.context())
         ones = torch.ones(len(self._seen[0]))
         total = gradients(self.model, self.loss, *self._seen).weighted_sum(ones)
         if isinstance(inner, RandomMask):
@@ -286,7 +286,7 @@ class ProjectorFromPrivateData(Trainer):
 
 
 class HandMadeBatchNorm(nn.Module):
-    """Batch norm that no list of module types knows."""
+    """Batch normalisation that a check of module types does not recognise."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
@@ -295,34 +295,34 @@ class HandMadeBatchNorm(nn.Module):
 DOORS: dict[str, tuple[type[Door], str]] = {
     "no clipping": (NoClipping, "S one record"),
     "batch instead of samples clipped": (BatchClipped, "S one record"),
-    "half noise": (LessNoise, "W all: deviation"),
-    "noise 5 % low": (NoiseFivePercentLow, "W all: deviation"),
-    "noise reused": (NoiseReused, "W all: likeness of two steps"),
-    "noise reused later": (NoiseReusedLater, "W all: likeness of two steps"),
-    "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W nobody: deviation"),
+    "half noise": (LessNoise, "W all: upper bound on the deviation"),
+    "noise 5 % low": (NoiseFivePercentLow, "W all: upper bound on the deviation"),
+    "noise reused": (NoiseReused, "W all: cosine of two steps"),
+    "noise reused later": (NoiseReusedLater, "W all: cosine of two steps"),
+    "noise not added on empty batches": (NoNoiseOnEmptyBatches, "W empty: deviation"),
     "one tensor without noise": (OneTensorWithoutNoise, "deviation of each coordinate"),
     "noise divided under accumulation": (NoiseDividedUnderAccumulation, "W canaries: deviation"),
     "weights of the first physical batch": (WeightsOfTheFirstBatch, "together and alone"),
     "non-finite samples count": (NonFiniteCounts, "S non-finite record alone"),
 }
-"""Each bug of the release, and the finding that must name it."""
+"""Bugs of the release, and the finding that each must cause."""
 
 REPAIRED = NonFiniteRepaired, "S non-finite record alone"
-"""Shows where samples are clipped in all parameters: in a subspace each coordinate of a broken sample is broken."""
+"""Detected only where samples are clipped in all parameters: in a subspace all coordinates become non-finite."""
 
 NOISES: dict[str, tuple[type[SecureNoise], int, str]] = {
-    "one key": (OneKey, 2**14, "W sources: likeness"),
-    "noise cut at 3": (cut_at(3.0), 2**16, "W door: draws beyond 3 deviations"),
-    "noise cut at 3.5": (cut_at(3.5), 2**17, "W door: draws beyond 3.5 deviations"),
-    "noise cut at 4": (cut_at(4.0), 2**19, "W door: draws beyond 4 deviations"),
-    "noise cut at 4.5": (cut_at(4.5), 2**22, "W door: draws beyond 4.5 deviations"),
-    "noise drawn again beyond 3": (CutByDrawingAgain, 2**16, "W door: draws beyond 3 deviations"),
+    "one key": (OneKey, 2**14, "W sources: cosine"),
+    "noise cut at 3": (cut_at(3.0), 2**16, "W release: draws beyond 3 deviations"),
+    "noise cut at 3.5": (cut_at(3.5), 2**17, "W release: draws beyond 3.5 deviations"),
+    "noise cut at 4": (cut_at(4.0), 2**19, "W release: draws beyond 4 deviations"),
+    "noise cut at 4.5": (cut_at(4.5), 2**22, "W release: draws beyond 4.5 deviations"),
+    "noise drawn again beyond 3": (CutByDrawingAgain, 2**16, "W release: draws beyond 3 deviations"),
 }
-"""Each bug of the source of noise, how many draws show it, and the finding that must name it."""
+"""Bugs of the noise source, the number of draws that detect each, and the finding that it must cause."""
 
 FORMS: dict[str, tuple[Callable[[Tensor, float, NoiseSource], Tensor], str]] = {
-    "no grid": (without_grid, "W door: values off the grid"),
-    "noise in float32": (in_float32, "W door: even multiples of the grid"),
-    "noise in float32, no grid": (in_float32_without_grid, "W door: values off the grid"),
+    "no grid": (without_grid, "W release: values off the grid"),
+    "noise in float32": (in_float32, "W release: even multiples of the grid"),
+    "noise in float32, no grid": (in_float32_without_grid, "W release: values off the grid"),
 }
-"""Each way to form a noisy sum that shows its last bits, and the finding that must name it."""
+"""Bugs in the rounding of the noisy sum, and the finding that each must cause."""

@@ -1,4 +1,4 @@
-"""The audit of honest steps: tight, consistent, and without a trace on what it audits."""
+"""The audit of correct steps: the bound is tight, the verdict is consistent, and the Trainer stays unchanged."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gnomon.audit import (
     Claim,
     LowerBound,
     Probe,
-    ProbeBench,
-    RecordBench,
+    ProbeAttackData,
+    RecordAttackData,
     Report,
     StepAudit,
     TrainerTarget,
     audit,
+    check_sampling,
     one_run,
     probe_loss,
-    sampling,
 )
-from gnomon.audit.onerun import tossed
+from gnomon.audit.onerun import draw_membership
 from gnomon.audit.sampling import _poisson
-from gnomon.audit.target import NoNoise
+from gnomon.audit.target import ZeroNoise
 from gnomon.cli.main import main
 from gnomon.errors import SettingError
 from gnomon.figures.audit import audit_scores
@@ -41,7 +41,7 @@ from gnomon.updates import gradients
 from tests.audit import mutants
 
 FEW_DRAWS = 100_000
-"""So many draws that the law of the noise is looked at, but not far out: for tests of something else."""
+"""Number of draws for tests that do not depend on the tails of the noise."""
 
 
 def trainer_of(method=None, size: int = 64, kind: type[Trainer] = Trainer, **settings) -> Trainer:
@@ -83,9 +83,9 @@ def test_the_trainer_under_audit_is_left_as_it_was():
 
 
 def test_no_bound_exceeds_the_claim_in_honest_repetitions():
-    # the long form is benchmarks/audit_repetitions.py
-    bench = ProbeBench(32, 1.0, 4)
-    step = StepAudit(TrainerTarget(trainer_of(size=32), bench.one), bench, canaries=8)
+    # benchmarks/audit_repetitions.py repeats this more often
+    attack = ProbeAttackData(32, 1.0, 4)
+    step = StepAudit(TrainerTarget(trainer_of(size=32), attack.example), attack, canaries=8)
     for _ in range(5):
         findings, lower, _ = step.run(20, alpha=2.5e-4)
         assert max(lower.values()) <= step.target.claim.mu
@@ -93,7 +93,7 @@ def test_no_bound_exceeds_the_claim_in_honest_repetitions():
 
 
 def doubled(model, loss, inputs, targets, layouts=None):
-    """An update that is no plain gradient: two local steps on a loss with constant gradient."""
+    """An update that is not a gradient: two local steps on a loss with constant gradient."""
     return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets, layouts=layouts)
 
 
@@ -117,8 +117,8 @@ PUBLIC = (torch.randn(60, 64, generator=torch.Generator().manual_seed(0)), torch
 )
 def test_honest_methods_of_all_kinds_are_consistent(method, settings):
     trainer = trainer_of(method, **settings)
-    bench = ProbeBench(64, trainer.mechanism.max_grad_norm, 4)
-    step = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=4)
+    attack = ProbeAttackData(64, trainer.mechanism.max_grad_norm, 4)
+    step = StepAudit(TrainerTarget(trainer, attack.example), attack, canaries=4)
     findings, lower, _ = step.run(20, 2.5e-4, exact=method.pre_noise == 0)
     assert [str(one) for one in findings if not one.ok] == []
     assert 0.8 * step.target.claim.mu < lower["S and W"] <= step.target.claim.mu
@@ -148,14 +148,14 @@ def test_steps_that_are_small_beside_the_weights_are_read_with_all_digits(bound,
         expected_batch_size=divisor, max_grad_norm=float(bound), noise_multiplier=1.0, target_delta=1e-5, steps=50,
         noise=SeededNoise(0), progress=False,
     )  # fmt: skip
-    bench = RecordBench((torch.randn(50, 5), torch.arange(50) % 3), 8)
-    findings, lower, _ = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=8).run(20, 2.5e-4)
+    attack = RecordAttackData((torch.randn(50, 5), torch.arange(50) % 3), 8)
+    findings, lower, _ = StepAudit(TrainerTarget(trainer, attack.example), attack, canaries=8).run(20, 2.5e-4)
     assert [str(one) for one in findings if not one.ok] == []
     assert max(lower.values()) <= 1
 
 
 class Meddling(Trainer):
-    """Writes the plain sum of a batch into the weights beside the step."""
+    """A Trainer that also adds the unclipped sum of a batch to the weights."""
 
     def _step(self, physical):
         inputs, targets = next(iter(physical))
@@ -167,8 +167,8 @@ class Meddling(Trainer):
 
 
 def test_a_change_of_the_weights_beside_the_optimizer_is_seen():
-    bench = ProbeBench(64, 1.0, 8)
-    step = StepAudit(TrainerTarget(trainer_of(kind=Meddling), bench.one), bench, canaries=4)
+    attack = ProbeAttackData(64, 1.0, 8)
+    step = StepAudit(TrainerTarget(trainer_of(kind=Meddling), attack.example), attack, canaries=4)
     assert not all(one.ok for one in step.run(20, 2.5e-4)[0])
 
 
@@ -195,7 +195,7 @@ def test_a_sound_model_with_dropout_is_consistent_and_the_report_says_what_was_o
     trainer = with_masks(nn.Dropout(0.5), nn.RReLU(), nn.AlphaDropout(0.2), method=method)
     report = audit(trainer, FEW, releases=20, canaries=8, draws=FEW_DRAWS)
     assert report.ok, report.table()
-    assert "dropout was off" in report.table()
+    assert "dropout was switched off" in report.table()
     assert trainer.model[2].p == 0.5
     assert "dropout" not in audit(with_masks(), FEW, releases=20, canaries=8, draws=FEW_DRAWS).table()
 
@@ -206,7 +206,7 @@ def test_a_clipping_bug_beside_dropout_is_still_caught(monkeypatch):
 
 
 def test_a_model_that_draws_by_itself_is_refused_not_called_violated():
-    with pytest.raises(SettingError, match="draw nothing themselves"):
+    with pytest.raises(SettingError, match="draws random numbers"):
         audit(with_masks(MasksByHand()), FEW, releases=20, canaries=8, draws=FEW_DRAWS)
 
 
@@ -264,14 +264,14 @@ def test_a_whole_run_with_too_few_canaries_for_its_batches_is_refused_at_once():
 
 
 class Shuffling(Trainer):
-    """Fixed blocks of a shuffled order, claimed to be Poisson."""
+    """Uses blocks of a shuffled order, and claims Poisson sampling."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Shuffled(10), len(loader), self.noise)
 
 
 class Sticky(Trainer):
-    """Every batch is used for two steps."""
+    """Uses every batch for two steps."""
 
     def _draws(self, loader):
         inner = super()._draws(loader)
@@ -279,14 +279,14 @@ class Sticky(Trainer):
 
 
 class Often(Trainer):
-    """Everybody joins 5 % more often than declared."""
+    """Samples every record 5 % more often than declared."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Poisson(1.05 * self.mechanism.sampler.rate), len(loader), self.noise)
 
 
 class Favourite(Trainer):
-    """One record is in every batch."""
+    """Puts one record into every batch."""
 
     def _draws(self, loader):
         inner = super()._draws(loader)
@@ -298,7 +298,7 @@ class Favourite(Trainer):
                                      FixedSize(64, 1000), FixedSize(1), FixedSize(2000, 3000),
                                      FixedSize(5, 5)])  # fmt: skip
 def test_honest_samplers_pass(sampler):
-    assert [one.what for one in sampling(Trainer, Claim(1.0, sampler, 100, 1e-5)) if not one.ok] == []
+    assert [one.what for one in check_sampling(Trainer, Claim(1.0, sampler, 100, 1e-5)) if not one.ok] == []
 
 
 @pytest.mark.parametrize(("q", "steps", "records"), [(1e-5, 300, 4000), (3e-4, 300, 1000), (0.01, 50, 200)])
@@ -313,7 +313,7 @@ def test_tests_of_the_sampler_fail_no_more_often_than_they_say(q, steps, records
 
 @pytest.mark.parametrize("kind", [Sticky, Favourite])
 def test_other_samplers_are_caught_at_small_rates(kind):
-    assert not all(one.ok for one in sampling(kind, Claim(1.0, Poisson(2.56e-4), 100, 1e-5)))
+    assert not all(one.ok for one in check_sampling(kind, Claim(1.0, Poisson(2.56e-4), 100, 1e-5)))
 
 
 def test_randomness_of_the_trainer_is_that_of_its_copies():
@@ -326,7 +326,7 @@ def test_randomness_of_the_trainer_is_that_of_its_copies():
 
     trainer = trainer_of(kind=Watching, sampler=FullBatch(), steps=3)
     audit(trainer, releases=20, canaries=4, draws=FEW_DRAWS, whole_run=20)
-    noisy = [one for one in used if not isinstance(one, NoNoise)]
+    noisy = [one for one in used if not isinstance(one, ZeroNoise)]
     assert noisy
     assert all(one is trainer.noise for one in noisy)
 
@@ -335,32 +335,32 @@ def test_randomness_of_the_trainer_is_that_of_its_copies():
     ("kind", "what"),
     [
         (Shuffling, "variance of the batch size"),
-        (Sticky, "in two steps running"),
-        (Often, "joins in all"),
-        (Favourite, "counts of each record"),
+        (Sticky, "records in consecutive steps"),
+        (Often, "participations in total"),
+        (Favourite, "participations of each record"),
     ],
 )
 def test_other_samplers_than_the_declared_one_are_caught(kind, what):
-    found = sampling(kind, Claim(1.0, Poisson(0.1), 100, 1e-5))
+    found = check_sampling(kind, Claim(1.0, Poisson(0.1), 100, 1e-5))
     assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
 
 
 class WithReplacement(Trainer):
-    """Records are drawn one by one."""
+    """Draws records with replacement."""
 
     def _draws(self, loader):
         return ((len(loader) * self.noise.uniform(64)).long() for _ in range(self.mechanism.steps))
 
 
 class PoissonAllTheSame(Trainer):
-    """Batches of any size, claimed to be fixed."""
+    """Draws batches of random size, and claims a fixed size."""
 
     def _draws(self, loader):
         return gnomon.data.positions(Poisson(0.064), len(loader), self.noise)
 
 
 class FirstHalf(Trainer):
-    """Half of the records never come."""
+    """Never samples the second half of the records."""
 
     def _draws(self, loader):
         return gnomon.data.positions(self.mechanism.sampler, len(loader) // 2, self.noise)
@@ -369,14 +369,14 @@ class FirstHalf(Trainer):
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        (WithReplacement, "nobody twice in a batch"),
+        (WithReplacement, "no record twice in a batch"),
         (PoissonAllTheSame, "largest batch"),
-        (FirstHalf, "most and least drawn record"),
-        (Sticky, "in two steps running"),
+        (FirstHalf, "most and least sampled record"),
+        (Sticky, "records in consecutive steps"),
     ],
 )
 def test_batches_that_are_not_fixed_as_declared_are_caught(kind, what):
-    found = sampling(kind, Claim(1.0, FixedSize(64, 1000), 100, 1e-5))
+    found = check_sampling(kind, Claim(1.0, FixedSize(64, 1000), 100, 1e-5))
     assert any(what in one.what and not one.ok for one in found), [str(one) for one in found]
 
 
@@ -389,7 +389,7 @@ def test_a_whole_run_is_consistent_and_a_broken_one_is_not(monkeypatch):
     assert honest.epsilon <= claim.epsilon
     monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoClipping)
     broken = one_run(claim, canaries=200, alpha=1e-3)
-    assert broken.right > honest.right
+    assert broken.correct > honest.correct
     assert broken.epsilon > claim.epsilon
 
 
@@ -410,8 +410,8 @@ def test_the_claimed_epsilon_is_that_of_the_run_s_accountant():
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_records_of_one_class_are_no_error(label):
-    bench = RecordBench((torch.randn(20, 5), torch.full((20,), label)), 4)
-    assert all(int(pair.canary[1].min()) >= 0 for pair in bench.pairs(None))
+    attack = RecordAttackData((torch.randn(20, 5), torch.full((20,), label)), 4)
+    assert all(int(pair.canary[1].min()) >= 0 for pair in attack.pairs(None))
     data = torch.randn(20, 5), torch.full((20,), label)
     report = audit(with_masks(), data, releases=20, canaries=4, draws=FEW_DRAWS)
     assert report.ok, report.table()
@@ -457,7 +457,7 @@ def test_the_command_names_a_wrong_setting(flags, capsys):
 
 
 class NotANumber(Door):
-    """Something divides by zero."""
+    """A release with a value that is not a number."""
 
     def release(self):
         released = super().release()
@@ -474,11 +474,11 @@ def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, t
     )  # fmt: skip
     report = audit(trainer, releases=20, draws=FEW_DRAWS, progress=False)
     assert not report.ok
-    assert "values that are no numbers" in str(report)
+    assert "non-finite values" in str(report)
     audit_scores(report, tmp_path / "audit.png")
     assert (tmp_path / "audit.png").exists()
 
 
 def test_more_canaries_than_declared_records_are_refused_at_once():
     with pytest.raises(SettingError, match=r"whole_run = 100.*dataset_size = 20 is invalid"):
-        tossed(TruncatedPoisson(0.1, 10, 20), 100)
+        draw_membership(TruncatedPoisson(0.1, 10, 20), 100)

@@ -61,7 +61,7 @@ def test_the_threshold_bound_holds():
 
 
 def test_the_bound_on_the_deviation_is_exact():
-    under = sum(bounds.sigma_at_most(rows, ALPHA) < 1 for rows in normals(TIMES, 20, 5))
+    under = sum(bounds.sigma_upper_bound(rows, ALPHA) < 1 for rows in normals(TIMES, 20, 5))
     assert rarely(under)
     assert often_enough(under)
 
@@ -73,7 +73,7 @@ def test_the_law_of_normals_is_accepted_and_a_tenth_of_it_is_not(size):
         assert test(rows, 1e-6).ok
         assert test(2.5 * rows, 1e-6, declared=2.5).ok
         assert not test(rows / 10, 1e-6).ok
-    assert bounds.likeness(rows.T, 1e-6).ok
+    assert bounds.largest_cosine(rows.T, 1e-6).ok
 
 
 @pytest.mark.parametrize("right", [60, 80, 100])

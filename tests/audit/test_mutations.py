@@ -1,4 +1,4 @@
-"""Every planted bug is caught in every method it can live in, and the honest methods pass."""
+"""Every planted bug is detected in every method that can have it, and the correct methods pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gnomon import Trainer
 from gnomon.accounting import FullBatch
 from gnomon.audit import (
     Probe,
-    ProbeBench,
-    RecordBench,
+    ProbeAttackData,
+    RecordAttackData,
     StepAudit,
     TrainerTarget,
-    noise_law,
-    parts,
+    check_independent_sources,
+    check_noise_distribution,
     probe_loss,
-    separate_sources,
 )
 from gnomon.audit.noise import DRAWS
+from gnomon.audit.step import MAX_COMPARED_COORDINATES
 from gnomon.clipping import PSAC, Automatic, Normalised, PerLayer
 from gnomon.methods import dp_comp_minibatch, dp_lsgd, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import Door, SeededNoise
@@ -80,29 +80,33 @@ def trainer_of(method, model, loss, kind: type[Trainer] = Trainer, noise=SEEDED)
     )  # fmt: skip
 
 
-def verdict(trainer: Trainer, bench, releases: int) -> list[str]:
-    """What the audit holds against a Trainer."""
-    step = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=4)
+def verdict(trainer: Trainer, attack, releases: int) -> list[str]:
+    """Return the failed findings and the lower bounds above the claim."""
+    step = StepAudit(TrainerTarget(trainer, attack.example), attack, canaries=4)
     findings, lower, _ = step.run(releases, ALPHA)
     claim = step.target.claim.mu
     return [f"{one.part} {one.what}" for one in findings if not one.ok] + [n for n, mu in lower.items() if mu > claim]
 
 
 def of_noise(name: str, draws: int) -> list[str]:
-    """What the tests of the noise hold against a Trainer on the probe, with a source of noise of its own."""
+    """Return the failed findings about the noise of a Trainer on the probe, with a secure noise source."""
     trainer = trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, noise=None)
-    return [f"{one.part} {one.what}" for one in [*noise_law(trainer, draws), *separate_sources(trainer)] if not one.ok]
+    return [
+        f"{one.part} {one.what}"
+        for one in [*check_noise_distribution(trainer, draws), *check_independent_sources(trainer)]
+        if not one.ok
+    ]
 
 
 def on_probe(name: str, kind: type[Trainer] = Trainer, releases: int = 20) -> list[str]:
-    return verdict(trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, kind), ProbeBench(SIZE, 1.0, 8), releases)
+    return verdict(trainer_of(FAMILIES[name], Probe(SIZE), probe_loss, kind), ProbeAttackData(SIZE, 1.0, 8), releases)
 
 
 SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form: set GNOMON_SOAK=1")
 
 
 def cases(bugs, every: int = 3) -> list:
-    """Families x bugs: in the short form every third or so, so that each family and each bug has some."""
+    """Return families x bugs; outside a soak every `every`-th pair, so that each family and each bug has some."""
     return [
         pytest.param(family, bug, marks=[] if (i + j) % every == 0 else SOAK)
         for i, family in enumerate(FAMILIES)
@@ -149,7 +153,7 @@ def test_a_bug_of_the_noise_is_caught_and_named(family, bug, monkeypatch):
 
 def test_noise_cut_at_five_deviations_is_caught_by_as_many_draws_as_an_audit_makes(monkeypatch):
     monkeypatch.setattr("gnomon.training.engine.SecureNoise", mutants.cut_at(5.0))
-    assert of_noise("dp-sgd", DRAWS) == ["W door: draws beyond 5 deviations"]
+    assert of_noise("dp-sgd", DRAWS) == ["W release: draws beyond 5 deviations"]
 
 
 @pytest.mark.parametrize(("family", "bug"), cases(mutants.FORMS))
@@ -162,7 +166,7 @@ def test_a_noisy_sum_that_shows_its_last_bits_is_caught(family, bug, monkeypatch
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noise_that_is_one_per_cent_low_is_caught(family, monkeypatch):
     monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoiseOnePercentLow)
-    assert "W door: deviation / declared" in of_noise(family, 2**20)
+    assert "W release: deviation / declared" in of_noise(family, 2**20)
 
 
 @pytest.mark.parametrize("bound", [0.001, 3.0])
@@ -175,16 +179,18 @@ def test_the_grid_is_read_through_any_divisor_and_bound(bound, divisor, multipli
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), sampler=FullBatch(), target_delta=1e-5,
         steps=2, progress=False, **settings,
     )  # fmt: skip
-    assert [str(one) for one in noise_law(trainer, 2**18) if not one.ok] == []
+    assert [str(one) for one in check_noise_distribution(trainer, 2**18) if not one.ok] == []
     for form, reason in mutants.FORMS.values():
         monkeypatch.setattr("gnomon.release.door.noised", form)
-        assert reason in " ".join(f"{one.part} {one.what}" for one in noise_law(trainer, 2**18) if not one.ok)
+        assert reason in " ".join(
+            f"{one.part} {one.what}" for one in check_noise_distribution(trainer, 2**18) if not one.ok
+        )
 
 
 @pytest.mark.parametrize("family", ["dp-sgd", "rsdp", "per layer"])
 def test_one_draw_for_two_parameters_is_caught(family, monkeypatch):
     monkeypatch.setattr("gnomon.training.engine.Door", mutants.NoiseReusedNow)
-    assert "likeness of two coordinates" in " ".join(on_probe(family, releases=40))
+    assert "cosine of two coordinates" in " ".join(on_probe(family, releases=40))
 
 
 @pytest.mark.parametrize(
@@ -200,10 +206,10 @@ def test_a_small_tensor_of_a_large_model_is_looked_at(door, classes, finding, mo
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 99_900 // (classes + 7)), nn.Tanh())
     model.append(nn.Linear(model[0].out_features, classes))
-    assert sum(p.numel() for p in model.parameters()) > 40 * parts.MOST_COORDINATES
+    assert sum(p.numel() for p in model.parameters()) > 40 * MAX_COMPARED_COORDINATES
     data = torch.randn(20, 6), torch.randint(0, classes, (20,))
     trainer = trainer_of(None, model, nn.CrossEntropyLoss(reduction="none"))
-    found = verdict(trainer, RecordBench(data, 4), releases=40)
+    found = verdict(trainer, RecordAttackData(data, 4), releases=40)
     assert finding in " ".join(found) if finding else found == []
 
 
@@ -220,7 +226,7 @@ def of_records(family: str, *, smuggled: bool) -> list[str]:
     method = families(public(80, 6, classes=3), RANK)[family]
     data = torch.randn(40, 6), torch.randint(0, 3, (40,))
     trainer = trainer_of(method, model, nn.CrossEntropyLoss(reduction="none"))
-    return verdict(trainer, RecordBench(data, 8), releases=10)
+    return verdict(trainer, RecordAttackData(data, 8), releases=10)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,7 +15,7 @@ from gnomon.clipping import Fair
 from gnomon.data import Records
 from gnomon.diagnose import (
     Diagnostics,
-    Looks,
+    DiagnosticSchedule,
     angles,
     bias,
     cloud,
@@ -26,7 +26,7 @@ from gnomon.diagnose import (
     skew,
     spectrum,
 )
-from gnomon.diagnose.observer import dimensions
+from gnomon.diagnose.observer import noise_dimensions
 from gnomon.errors import SettingError
 from gnomon.figures.diagnostics import diagnostic_pictures
 from gnomon.methods import (
@@ -51,8 +51,7 @@ from gnomon.subspaces.eigenspace import shared_basis
 from gnomon.training import Trainer
 from gnomon.training.observer import StepView
 from gnomon.updates import gradients
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
+from tests.helpers import LOSS
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -177,7 +176,7 @@ def test_bias_and_noise_are_what_the_step_of_the_method_does(name):
 @pytest.mark.parametrize(("name", "expected"), [("dp-sgd", 66), ("pcdp", 6), ("pdp", 6), ("rpdp", 9)])
 def test_noise_reaches_the_model_in_as_many_dimensions(name, expected):
     view = look(trainer(EVERY[name]()), PRIVATE.inputs, PRIVATE.targets)
-    assert dimensions(view) == pytest.approx(expected, rel=1e-6)
+    assert noise_dimensions(view) == pytest.approx(expected, rel=1e-6)
 
 
 def test_signal_to_noise_is_the_ratio_of_lengths():
@@ -298,7 +297,7 @@ def test_looking_changes_nothing_in_losses_that_are_released_beside_the_update()
 
 def test_looks_along_a_run_change_nothing_in_its_dropout():
     weights = []
-    for looks in (None, Looks(times=3, records=20, keep=("unprotected/clipped",))):
+    for looks in (None, DiagnosticSchedule(times=3, records=20, keep=("unprotected/clipped",))):
         model = network().insert(2, nn.Dropout(0.3))
         ours = Trainer(
             model, LOSS, torch.optim.SGD(model.parameters(), lr=0.5), max_grad_norm=0.3, sample_rate=0.2,
@@ -306,7 +305,7 @@ def test_looks_along_a_run_change_nothing_in_its_dropout():
             progress=False,
         )  # fmt: skip
         if looks is not None:
-            looks.along(ours, PRIVATE)
+            looks.attach(ours, PRIVATE)
         torch.manual_seed(7)
         ours.fit(PRIVATE)
         weights.append(torch.cat([p.detach().flatten() for p in ours.model.parameters()]))
@@ -482,7 +481,7 @@ def test_diagnostics_along_training_can_do_without_private_records(tmp_path, cap
     def read(self, *args):
         raise AssertionError("a private update was read")
 
-    monkeypatch.setattr(Diagnostics, "_of_private", read)
+    monkeypatch.setattr(Diagnostics, "_private_diagnostics", read)
     flags = ["--method", "pcdp", "--rank", "5", *SHORT]
     assert main(["train", *flags, "--diagnose", "4", "--diagnose-public-only", "--out", str(tmp_path / "a")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "a/diagnostics.jsonl").read_text().splitlines()]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 
 from gnomon import Trainer
 from gnomon.accounting import Account, Poisson
+from gnomon.data import Records
 from gnomon.federated import Client, ClientProfile, Server, Strategy, UpdateBounds
 from gnomon.federated.rounds import InProcess, run_round
 from gnomon.release import SeededNoise
+from tests.helpers import LOSS, model
 
-LOSS = nn.CrossEntropyLoss(reduction="none")
+QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
+"""Settings of a federated run that takes a second."""
 PUBLIC = (
     torch.randn(12, 4, generator=torch.Generator().manual_seed(99)),
     torch.arange(12) % 3,
 )
-
-
-def model() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def data(seed: int, n: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,6 +61,12 @@ def federation(
 def run(server: Server, clients: dict[str, Client], rounds: int | None = None) -> list[Any]:
     count = server.rounds - server.round if rounds is None else rounds
     return [run_round(server, InProcess(clients), lambda number, names: None) for _ in range(count)]
+
+
+def store(path: Path, records: Records, test: Records) -> str:
+    """Write records and test records of ten classes to a file, and return the name of the data source."""
+    np.savez(path, classes=10, x_train=records.inputs, y_train=records.targets, x_test=test.inputs, y_test=test.targets)
+    return f"npz:{path}"
 
 
 def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:

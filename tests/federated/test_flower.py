@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from gnomon.accounting import digits, epsilon
 from gnomon.cli.main import main
-from gnomon.data import Records, load
+from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.federated import Message, Refused
 from gnomon.federated.builders import build_server
@@ -32,6 +32,7 @@ from gnomon.federated.rounds import refusal_for
 from gnomon.ledger import Budget, Ledger, LedgerError, OverBudget
 from gnomon.release import SecureNoise
 from gnomon.runs.federate_config import FederateConfig
+from tests.federated.small import store
 
 CONFIG = FederateConfig(method="fedpcdp", noise_multiplier=2.0, rounds=2, steps_per_round=2, rank=10.0, clients=2)
 SITES = {"north": Site(300), "south": Site(300)}
@@ -44,11 +45,6 @@ def reserved(path) -> int:
     found = sum(run.reserved for run in ledger.state().runs.values())
     ledger.close()
     return found
-
-
-def store(path, records: Records, test: Records) -> str:
-    np.savez(path, classes=10, x_train=records.inputs, y_train=records.targets, x_test=test.inputs, y_test=test.targets)
-    return f"npz:{path}"
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from gnomon.federated.state import load_tree
 from gnomon.ledger import Budget, Ledger
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.federate_config import METHODS, TRAINING_ONLY, FederateConfig, federated_recipe
-
-QUICK = {"noise_multiplier": 3.0, "rounds": 2, "clients": 3, "steps_per_round": 1, "accountant": "rdp"}
+from tests.federated.small import QUICK
 
 
 def test_the_command_leaves_everything_and_says_what_was_spent(tmp_path, capsys):

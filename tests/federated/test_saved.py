@@ -14,7 +14,7 @@ from gnomon.errors import DataError, SettingError
 from gnomon.federated.simulation.run import federate, resume
 from gnomon.ledger import Ledger
 from gnomon.runs.federate_config import FederateConfig
-from tests.federated.test_run import QUICK
+from tests.federated.small import QUICK
 
 PLAIN = FederateConfig(**QUICK | {"method": "fedavg"})
 

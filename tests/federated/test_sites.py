@@ -22,7 +22,7 @@ from gnomon.federated.deployment.upload_log import UploadLog
 from gnomon.federated.rounds import refusal_for
 from gnomon.ledger import Budget, Ledger, LedgerError
 from gnomon.runs.federate_config import FederateConfig
-from tests.federated.test_flower import store
+from tests.federated.small import store
 
 SIZE = 300
 CONFIG = FederateConfig(

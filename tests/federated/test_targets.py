@@ -8,7 +8,7 @@ from gnomon.federated.builders import build_federation
 from gnomon.federated.rounds import InProcess, run_rounds
 from gnomon.federated.simulation.run import federate, resume, traffic_table
 from gnomon.runs.federate_config import FederateConfig
-from tests.federated.test_run import QUICK
+from tests.federated.small import QUICK
 
 
 def test_rounds_whose_clients_have_spent_their_budgets_pass_while_others_can_still_pay(tmp_path):

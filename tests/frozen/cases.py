@@ -1,8 +1,8 @@
-"""Seeded outputs of the whole package, one function a case: what a redesign must not change.
+"""Seeded outputs of the whole package that refactoring must not change, with one function for each case.
 
-Cases go through public names and the command line. Everything that a redesign is likely to move is imported here once,
-and used in the few functions of the section "the interface"; a renamed class is one line to change. The numbers are
-in `frozen.json`.
+Cases use public names and the command line. Everything that refactoring is likely to move is imported here once and
+used in the few functions of the section "the interface", so that a renamed class is one line to change. The numbers
+are in `frozen.json`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from gnomon.training import evaluate, read_checkpoint, restore_checkpoint, save_
 
 Outputs = dict[str, Any]
 CASES: dict[str, Callable[[Path], Outputs]] = {}
-"""Each case by its name; it is given an empty folder of its own."""
+"""All cases by name. A case is called with an empty folder."""
 
 
 def case(name: str, *arguments: Any, **settings: Any) -> Callable[[Callable[..., Outputs]], Callable[..., Outputs]]:
-    """Register a function as a case; it is called with a folder and with what is given here."""
+    """Register a function as a case; it is called with a folder and the given arguments."""
 
     def register(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
         assert name not in CASES, name
@@ -58,7 +58,7 @@ def case(name: str, *arguments: Any, **settings: Any) -> Callable[[Callable[...,
 
 
 def outputs_of(name: str) -> Outputs:
-    """Run a case in a folder of its own, on one thread, with a ledger of its own, and without a word on the screen."""
+    """Run a case in a temporary folder with its own ledger, on one thread and without output."""
     threads, shown, ledger = torch.get_num_threads(), warnings.showwarning, os.environ.get("GNOMON_LEDGER")
     with (
         tempfile.TemporaryDirectory() as place,
@@ -110,34 +110,34 @@ def small(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 class Repeatable(SeededNoise):
-    """Seeded noise that passes for private, so that a run with a ledger and a checkpoint can be frozen. Tests only."""
+    """Seeded noise declared as private, so that a run with a ledger and a checkpoint can be frozen. For tests only."""
 
     private = True
 
 
 VOLATILE = ("seconds", "written", "gnomon", "files", "head", "run", "dataset", "versions", "environment")
-"""Names whose values differ from run to run, or from version to version."""
+"""Names of values that differ between runs or versions."""
 
 
 def lasting(values: Any) -> Any:
-    """Plain values without those that differ from run to run."""
+    """Return plain values without those that differ between runs."""
     if isinstance(values, dict):
         return {key: lasting(value) for key, value in values.items() if key not in VOLATILE}
     return [lasting(one) for one in values] if isinstance(values, list | tuple) else values
 
 
 def lasting_text(text: str) -> str:
-    """A statement without the lines that tell when and where."""
+    """Return the text of a statement without the lines about time and place."""
     volatile = ("  written ", "  ledger ", "  model.safetensors ", "  config.yaml ")
     return "\n".join(line for line in text.splitlines() if not line.startswith(volatile))
 
 
 NUMBERS = ("epsilon", "delta", "noise_multiplier", "max_grad_norm", "expected_batch_size", "steps", "guarantee")
-"""The fields of a statement that are no words; the words are all in its text."""
+"""The numeric fields of a statement; its words are frozen as text."""
 
 
 def stated(statement: Any) -> Outputs:
-    """A privacy statement: its numbers, what its ledger says, and its text."""
+    """Return the numbers, the ledger section and the text of a privacy statement."""
     fields = lasting(statement.to_dict())
     numbers = {name: fields[name] for name in NUMBERS}
     return numbers | {"ledger": fields["ledger"], "text": lasting_text(statement.text())}
@@ -150,7 +150,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def make_trainer(
     method: Any = None, model: nn.Module | None = None, *, lr: float = 0.5, seed: int = 0, **settings: Any
 ) -> gnomon.Trainer:
-    """A Trainer on a small model with seeded noise; `settings` replace its defaults."""
+    """Return a Trainer of a small model with seeded noise; `settings` replace its defaults."""
     model = small() if model is None else model
     optimizer = settings.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=lr))(model.parameters())
     scheduler = settings.pop("scheduler", lambda optimizer: None)(optimizer)
@@ -165,20 +165,20 @@ def make_trainer(
 
 
 def rows_of(inputs: Tensor, records: Tensor) -> Tensor:
-    """Which records a batch holds, in their order."""
+    """Return the positions of the records in a batch, in order."""
     if not len(inputs):
         return torch.zeros(0, dtype=torch.int64)
     return (inputs.flatten(1)[:, None] == records.flatten(1)[None]).all(2).long().argmax(1)
 
 
 def left_by(trainer: gnomon.Trainer) -> Outputs:
-    """What a Trainer has after its steps."""
+    """Return the state of a Trainer after its steps."""
     kept = {"weights": weights(trainer.model), "epsilon": trainer.epsilon(), "statement": stated(trainer.statement())}
     return kept if trainer.final is trainer.model else kept | {"average": weights(trainer.final)}
 
 
 def stepped(trainer: gnomon.Trainer, train: Any = TRAIN) -> Outputs:
-    """A loop of one's own: the batches drawn, the record of every step, and what is left."""
+    """Run a custom training loop; return the batches, the metrics of every step, and the final state."""
     batches, records = [], []
     for inputs, targets in trainer.batches(train):
         batches.append(rows_of(inputs, train[0]))
@@ -188,14 +188,14 @@ def stepped(trainer: gnomon.Trainer, train: Any = TRAIN) -> Outputs:
 
 
 def fitted(trainer: gnomon.Trainer, train: Any = TRAIN, validation: Any = TEST, **settings: Any) -> Outputs:
-    """`fit`: the metrics of every epoch, how it ended, and what is left."""
+    """Run `fit`; return the metrics of every epoch, the reason it stopped, and the final state."""
     result = trainer.fit(train, validation, **settings)
     ended = {"taken": result.steps, "stopped": result.stopped, "metrics": lasting(result.history)}
     return ended | left_by(trainer)
 
 
 def command(*words: Any, code: int = 0) -> str:
-    """`gnomon ...`; what it prints."""
+    """Run a `gnomon` command and return its output."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         found = main([str(word) for word in words])
     assert found == code, f"gnomon {' '.join(map(str, words))} ended with {found}: {err.getvalue()}"
@@ -203,7 +203,7 @@ def command(*words: Any, code: int = 0) -> str:
 
 
 def run_folder(folder: Path, settings: bool = False) -> Outputs:
-    """What a run on the command line leaves, as far as it lasts; its settings one by one, or as a text."""
+    """Return the reproducible content of a run folder, with its settings as values or as text."""
     left: Outputs = {"weights": dict(sorted(load_file(folder / "model.safetensors").items()))}
     left["metrics"] = [lasting(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     config = (folder / "config.yaml").read_text()
@@ -223,11 +223,11 @@ def run_folder(folder: Path, settings: bool = False) -> Outputs:
 # -- (a) training: methods, clip rules, samplers, and the Trainer's settings ------------------------------
 
 HELD = "l1:3"
-"""The set that constrained methods hold the weights to."""
+"""The constraint set of constrained methods."""
 
 
 def local(method: Any, steps: int = 3, lr: float = 0.1, momentum: float = 0.0) -> Any:
-    """A method whose samples take local steps before they are clipped."""
+    """Return a method in which samples take local steps before they are clipped."""
     return dataclasses.replace(method, update=methods.LocalSteps(steps, lr, momentum))
 
 
@@ -307,7 +307,7 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         {},
     ),
 }
-"""Compositions beside the published defaults."""
+"""Compositions other than the published methods."""
 
 for name, (maker, settings) in METHODS.items():
     case(f"method/{name}", maker, settings)(lambda folder, make, given: stepped(make_trainer(make(), **given)))
@@ -341,7 +341,7 @@ SAMPLERS = {
 @case("sampler/shuffled", "shuffled")
 @case("sampler/fixed", "fixed")
 def sampled(folder: Path, name: str) -> Outputs:
-    """Both loops, across epochs, and the bare draw of positions."""
+    """Freeze both training loops over several epochs, and the draw of positions."""
     sampler = SAMPLERS[name]
     draws = data.positions(sampler, RECORDS, SeededNoise(5))
     both = {"fit": fitted(make_trainer(sampler=sampler, epochs=2)), "own": stepped(make_trainer(sampler=sampler))}
@@ -389,7 +389,7 @@ for name, settings in SETTINGS.items():
 
 @case("training/physical batches with every route")
 def physical_batches(folder: Path) -> Outputs:
-    """Several physical batches where a sum is projected, sketched or lifted."""
+    """Freeze steps of several physical batches in which the sum is projected, sketched or lifted."""
     chosen = ("pdp", "pcdp", "rsdp", "gep", "dp-lsgd", "dp-comp-minibatch")
     return {
         name: weights_after(make_trainer(METHODS[name][0](), max_physical_batch_size=4, **METHODS[name][1]))
@@ -441,7 +441,7 @@ def public_alone(folder: Path) -> Outputs:
 
 @case("training/broken records")
 def broken(folder: Path) -> Outputs:
-    """A record that is not finite counts for nothing, and a huge one is clipped."""
+    """Freeze a step with a non-finite record, which contributes nothing, and a huge record, which is clipped."""
     x, y = TRAIN[0].clone(), TRAIN[1]
     x[3], x[4] = math.nan, 1e6
     return fitted(make_trainer(epochs=1), train=(x, y))
@@ -485,7 +485,7 @@ class Attentive(nn.Module):
 
 
 class Tied(nn.Module):
-    """One parameter used twice, and one of no known layer."""
+    """One parameter that is used twice, and one outside any known layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -521,7 +521,7 @@ BUILT = {
 @case("model/attention", "attention")
 @case("model/tied", "tied")
 def layered(folder: Path, name: str) -> Outputs:
-    """Each kind of layer through the algebra of updates and through three methods."""
+    """Freeze the algebra of updates and three methods for each kind of layer."""
     make, x = SHAPES[name]
     y = torch.arange(len(x)) % CLASSES
     public = (x[:8], y[:8])
@@ -630,7 +630,7 @@ def federate(folder: Path, method: str, **settings: Any) -> Outputs:
 
 
 def federation(strategy: Any, sigma: float = 1.0, rate: float = 0.5, bound: float = 0.5, lr: float = 0.5) -> Outputs:
-    """Some rounds of three clients in this process: the server's weights, each client's statement and epsilon."""
+    """Run a few rounds of three clients; return the server's weights, and statement and epsilon of each client."""
     steps, profiles, clients = 2, {}, {}
     joint = strategy.joint_bound(bound)
     for number in range(3):
@@ -703,7 +703,7 @@ def federated_command(folder: Path) -> Outputs:
 
 @case("command/federate, whole clients, and resumed")
 def federated_resumed(folder: Path) -> Outputs:
-    """Two rounds with noise for whole clients; then the run goes on for a third."""
+    """Run two rounds with client-level noise, then resume the run for a third round."""
     flags = {"--unit": "client", "--client-clip": 0.3, "--holdout": 0.25, "--partition": "dirichlet:0.5"}
     first = federate(folder, "fedprox", **flags)
     del first["config"]
@@ -720,7 +720,7 @@ def federated_resumed(folder: Path) -> Outputs:
 @case("resume/poisson, adam, schedule, ema", {"sample_rate": 0.25})
 @case("resume/shuffled, adam, schedule, ema", {"sampler": Shuffled(4)})
 def resumed(folder: Path, sampling: dict[str, Any]) -> Outputs:
-    """Five of twelve steps, a checkpoint, and the rest by another Trainer with other noise."""
+    """Make five of twelve steps, save a checkpoint, and make the rest with another Trainer and other noise."""
 
     def trainer(seed: int) -> gnomon.Trainer:
         return make_trainer(
@@ -741,7 +741,7 @@ def resumed(folder: Path, sampling: dict[str, Any]) -> Outputs:
 
 @case("resume/secure noise")
 def resumed_secure(folder: Path) -> Outputs:
-    """Noise that nobody can repeat: what can be frozen is what was counted."""
+    """Resume a run with secure noise, of which only the counted steps can be frozen."""
 
     def trainer() -> gnomon.Trainer:
         return make_trainer(noise=None, ledger=Ledger(folder / "own.sqlite"), steps=40, noise_multiplier=3.0)
@@ -793,7 +793,7 @@ TOY = {
 
 @case("command/reproduce")
 def reproduced(folder: Path) -> Outputs:
-    """One small experiment. The names of cells are frozen: finished ones must be found again."""
+    """Reproduce a small experiment. The names of its cells are frozen, because finished cells must be found again."""
     (folder / "toy.yaml").write_text(yaml.safe_dump(TOY))
     command("reproduce", folder / "toy.yaml", "--out", folder / "out", "--workers", 1, "--quiet")
     kept = json.loads((folder / "out" / "toy" / "reproduction.json").read_text())
@@ -803,7 +803,7 @@ def reproduced(folder: Path) -> Outputs:
 
 @case("reproduce/names of published cells")
 def published_cells(folder: Path) -> Outputs:
-    """Finished cells of the papers' tables are found again under the hash of their settings."""
+    """Freeze the settings hashes under which finished cells of the papers' tables are found."""
     found: Outputs = {}
     for name in ("pcdp-table2", "pcdp-table3", "pdp-figure1", "pdp-figure9"):
         experiment = read_experiment(name)
@@ -868,8 +868,8 @@ AUDITS: dict[str, Callable[[], Any]] = {
     "dp-comp-minibatch": lambda: methods.dp_comp_minibatch("l1:5", sketch=10),
 }
 TIES = ("audit/pcdp", "audit/pdp", "audit/gep", "audit/dp-comp-minibatch", "command/audit")
-"""Audits in a subspace: every pair of data sets moves the sum by the bound, and rounding decides which one is the
-worst and is looked at further. They are compared on the machine on which they were frozen alone."""
+"""Audits in a subspace. Every pair of data sets moves the sum by the clip bound, and rounding decides which pair is the
+worst and is audited further, so these cases are compared only on the machine that froze them."""
 
 for name, maker in AUDITS.items():
     case(f"audit/{name}", maker)(lambda folder, make: audited(make()))
@@ -922,7 +922,7 @@ for name, settings in COMMANDS.items():
 
 @case("command/train with a ledger")
 def train_with_ledger(folder: Path) -> Outputs:
-    """Secure noise: everything but weights and scores is decided by the settings."""
+    """Train with secure noise: the settings decide everything except weights and scores."""
     flags = {"--data": "digits", "--epochs": 1, "--target-epsilon": 2, "--ledger": folder / "own.sqlite"}
     for place in ("one", "two"):
         command("train", "--quiet", "--out", folder / place, *flags_of(flags))

@@ -1,11 +1,11 @@
-"""Writes `frozen.json`: what the cases give now.
+"""Write the current outputs of the cases to `frozen.json`.
 
-    python -m tests.frozen.freeze                 all cases anew
-    python -m tests.frozen.freeze 'method/*'      some of them
-    python -m tests.frozen.freeze --words         new words where only words differ; no number may differ
+    python -m tests.frozen.freeze                 freeze all cases
+    python -m tests.frozen.freeze 'method/*'      freeze the cases with matching names
+    python -m tests.frozen.freeze --words         accept changed words; fail if a number differs
 
-Run it with the sources in front (`PYTHONPATH=src`), when outputs are meant to change, and commit the file with the
-change that moved them.
+Run it with `PYTHONPATH=src` when outputs are meant to change, and commit the file together with the change that caused
+it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tests.frozen.recorded import FILE, differences, machine, plain, read, write
 def main(argv: Sequence[str] | None = None) -> int:
     """Freeze the chosen cases.
 
-    The exit code is 1 if `--words` finds another number, and 2 if a case fails or the file is of another machine.
+    The exit code is 1 if `--words` finds a changed number, and 2 if a case fails or the file was frozen on another
+    machine.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("patterns", nargs="*", metavar="CASE", help="names of cases, * stands for anything")
-    parser.add_argument("--words", action="store_true", help="accept new words, and refuse new numbers")
+    parser.add_argument("patterns", nargs="*", metavar="CASE", help="names of cases; * matches any characters")
+    parser.add_argument("--words", action="store_true", help="accept changed words, and fail if a number differs")
     args = parser.parse_args(argv)
     patterns = args.patterns or ["*"]
     chosen = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]

@@ -1,8 +1,8 @@
-"""How outputs are written to `frozen.json`, and how two of them are compared.
+"""Serialisation and comparison of the outputs in `frozen.json`.
 
-A tensor becomes its shape, its norm, two of its values and the SHA-256 of its bytes: the hash decides, and the values
-tell a difference in rounding from a real one. Numbers are kept in full, words apart from them: a text may be
-rewritten (`freeze --words`), a number may not.
+A tensor is stored as its shape, its norm, two of its values and the SHA-256 of its bytes. The hash decides whether two
+tensors are equal; the values distinguish a rounding difference from a real one. Numbers are stored in full, separately
+from words: words may change (`freeze --words`), numbers may not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LONGEST_TEXT = 80
 LONGEST_LIST, LONGEST_WHOLE = 3, 20
 SHOWN_TENSORS = 3
 RELATIVE, ABSOLUTE = 1e-5, 1e-7
-"""How far a number may be from the frozen one on another machine."""
+"""Relative tolerance for numbers on a machine other than the one that froze them."""
 
 
 def machine() -> dict[str, Any]:
-    """Everything that decides the last bits of a result: equal machines give equal bits."""
+    """Return everything that decides the last bits of a result: equal machines give equal bits."""
     return {
         "torch": torch.__version__,
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model of the processor: BLAS libraries choose kernels and block sizes by it."""
+    """Return the model of the processor, by which BLAS libraries choose kernels and block sizes."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -55,7 +55,7 @@ def _processor() -> str:
 
 
 def plain(value: Any) -> Any:
-    """An output as values that JSON holds."""
+    """Return an output as values that JSON can represent."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Tensor):
@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 
 
 def _tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Named tensors under one hash, with the norm of all, and the first and last values of some of them."""
+    """Return one hash of named tensors, their joint norm, and the first and last values of some of them."""
     digest, norms = hashlib.sha256(), []
     for name, tensor in named.items():
         value = tensor.detach().cpu().contiguous()
@@ -90,7 +90,7 @@ def _tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _ends(tensor: Tensor) -> list[Any]:
-    """Type and shape, and the first and last value as short as they can be written without loss."""
+    """Return type and shape, and the first and last value in the shortest lossless form."""
     flat = tensor.detach().cpu().flatten().numpy()
     kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     ends = [flat[0], flat[-1]] if flat.size > 1 else list(flat)
@@ -109,7 +109,7 @@ def _list(values: list[Any]) -> Any:
 
 
 def _table(values: list[Any]) -> Tensor | None:
-    """Numbers, or lists of as many numbers each, as a tensor."""
+    """Return numbers, or lists of equal length of numbers, as a tensor; None for anything else."""
     try:
         found = np.array(values)
     except ValueError:
@@ -118,7 +118,7 @@ def _table(values: list[Any]) -> Tensor | None:
 
 
 def _records(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Records of the same kind: the numbers of all under one hash and those of the last in full, words by column."""
+    """Return one hash of the numbers of all records, the numbers of the last record, and the words by column."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     words = {name: column for name, column in columns.items() if any(isinstance(one, str) for one in column)}
@@ -134,7 +134,7 @@ def _long_text(text: str) -> dict[str, Any]:
 
 
 def write(cases: Mapping[str, Mapping[str, Any]]) -> None:
-    """All cases, an output on each line."""
+    """Write all cases, with one output on each line."""
     blocks = []
     for name, outputs in sorted(cases.items()):
         lines = ",\n".join(f"  {json.dumps(key)}: {_compact(value)}" for key, value in outputs.items())
@@ -148,7 +148,7 @@ def _compact(value: Any) -> str:
 
 
 def read() -> dict[str, Any]:
-    """What was frozen: `machine` and `cases`."""
+    """Return the frozen file: `machine` and `cases`."""
     return dict(json.loads(FILE.read_text()))
 
 
@@ -157,13 +157,13 @@ def read() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One output that is not what was frozen."""
+    """An output that differs from the frozen one."""
 
     place: str
     frozen: Any
     now: Any
     words: bool = False
-    """Whether only a text differs."""
+    """Whether only words differ."""
 
     def __str__(self) -> str:
         return f"{self.place} [{self._kind()}]\n    frozen  {self.frozen}\n    now     {self.now}"
@@ -179,7 +179,7 @@ class Difference:
 
 
 def differences(frozen: Any, now: Any, place: str, exact: bool) -> Iterator[Difference]:
-    """Where two outputs differ: in any bit if `exact`, else by more than rounding does."""
+    """Yield the places where two outputs differ: in any bit if `exact`, else by more than rounding."""
     kind = _kind(frozen)
     if kind == _kind(now) == "mapping":
         if exact and frozen.get("sha256") != now.get("sha256"):  # of all records; the last one is compared below
@@ -202,7 +202,7 @@ def _same(kind: str, frozen: Any, now: Any, exact: bool) -> bool:
 
 
 ABSENT = ["absent"]
-"""Stands for an output that is not there; no output is this list."""
+"""A value for an absent output; no output equals it."""
 
 
 def _kind(value: Any) -> str:
@@ -216,7 +216,7 @@ def _kind(value: Any) -> str:
 
 
 def _close_tensors(frozen: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Types and shapes are equal, norms and values close, relative to the norm."""
+    """Return whether types and shapes are equal, and norms and values are close relative to the norm."""
     if list(frozen["values"]) != list(now["values"]) or not _close(frozen["norm"], now["norm"]):
         return False
     for one, two in zip(frozen["values"].values(), now["values"].values(), strict=True):

@@ -1,1 +1,1 @@
-"""Random models, losses, records and neighbours, and the claims that must hold for every one of them."""
+"""A fuzzer: random models, losses, records and neighbouring data sets, and the claims that must hold for each."""

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz SEED ...` repeats cases; `--count N` or `--minutes M` tries new ones."""
+"""Run the fuzzer: `python -m tests.fuzz SEED ...` repeats cases; `--count N` or `--minutes M` tries new seeds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.fuzz.checks import Broken, Tally, check
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("seeds", type=int, nargs="*", help="cases to repeat, with the whole trace of what fails")
-    parser.add_argument("--count", type=int, help="try so many new cases")
-    parser.add_argument("--minutes", type=float, help="try new cases for so long")
-    parser.add_argument("--start", type=int, help="the first new seed (default: a random one)")
+    parser.add_argument("seeds", type=int, nargs="*", help="cases to repeat, with the full traceback of a failure")
+    parser.add_argument("--count", type=int, help="number of new cases to try (default: 100)")
+    parser.add_argument("--minutes", type=float, help="time for which to try new cases")
+    parser.add_argument("--start", type=int, help="first new seed (default: random)")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     tally, failed, started = Tally(), 0, time.monotonic()
@@ -34,12 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - started
     print(
         f"{tally.cases + failed} models, {tally.neighbours} neighbours, {failed} failed, {seconds:.0f} s; "
-        f"largest move {tally.worst:.7f} C (seed {tally.worst_seed}), clipped by layer {tally.worst_by_layer:.7f} C; "
+        f"largest change {tally.worst:.7f} C (seed {tally.worst_seed}), clipped by layer {tally.worst_by_layer:.7f} C; "
         f"{len(tally.unsteady)} decided by rounding {tally.unsteady[:5]}, {tally.worst_unsteady:.7f} C"
     )
     print(", ".join(f"{name} {count}" for name, count in sorted(tally.by_method.items())))
     if failed:
-        print("add the seeds that failed to tests/fuzz/seeds.txt, with a word on why, when they are mended")
+        print("add the failed seeds to tests/fuzz/seeds.txt, with the reason, when the failure is fixed")
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""One case: a model, a loss, records, and neighbours of the records, all from one integer."""
+"""A fuzz case: a model, a loss, records and neighbouring records, all derived from one seed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Records = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """What a seed stands for."""
+    """The model, loss and records of a seed."""
 
     seed: int
     model: Net
     loss: Callable[[Any, Any], Tensor]
     dtype: torch.dtype
     records: Records
-    """Ordinary ones, and some that are zero, tiny or doubles of others."""
+    """Ordinary records, and some that are zero, tiny or duplicates."""
     neighbour: Records
-    """A single record, as a rule an extreme one."""
+    """A single record, usually an extreme one."""
     broken: Records | None
-    """A single record with a NaN or an infinity, if the case has a place for one."""
+    """A single record with NaN or infinity; None if all inputs are integers."""
     public: Records
     title: str
 
 
 def case(seed: int) -> Case:
-    """The case of a seed. Nothing but the seed decides, and torch's own generator is left as it was."""
+    """Return the case of a seed. It depends on the seed alone, and torch's global generator is left as it was."""
     rng = Random(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def case(seed: int) -> Case:
 
 
 class Draw:
-    """Inputs and targets of one built model."""
+    """Random inputs and targets for a model."""
 
     def __init__(self, rng: Random, built: Built, dtype: torch.dtype) -> None:
         self.rng, self.built, self.dtype = rng, built, dtype
@@ -79,7 +79,7 @@ class Draw:
         return torch.randn(size, *shape, dtype=self.dtype)
 
     def loss(self) -> tuple[str, Callable[[Any, Any], Tensor], Callable[[int], Any]]:
-        """A loss, its name, and what makes targets for it."""
+        """Return the name of a loss, the loss, and a function that draws targets."""
         rng, scores = self.rng, self.built.scores
         classes, positions = scores[-1], scores[:-1]
         kind = rng.choice(["cross entropy", "cross entropy", "squares", "weighted", "huber", "logistic"])
@@ -135,7 +135,7 @@ class Draw:
     # -- records that are unlike the others ------------------------------------------------------
 
     def tamed(self, records: Records) -> Records:
-        """Some records become zero, tiny, or a double of another one: nothing that magnifies rounding."""
+        """Replace some records by zeros, tiny values or duplicates, none of which amplifies rounding."""
         size = len(pytree.tree_leaves(records)[0])
         factors = {"zero": 0.0, "tiny": 1e-30, "small": 1e-13, "denormal": 1e-42}
         for row in range(size):
@@ -148,7 +148,7 @@ class Draw:
         return records
 
     def extreme(self, record: Records) -> Records:
-        """One record of extreme numbers: all of them, one of them, or those of its target."""
+        """Return a record with extreme values in all features, in one feature, or in its target."""
         rng = self.rng
         how = rng.choice(["scaled", "scaled", "scaled", "spike", "constant", "zero", "target", "ordinary"])
         size = (
@@ -171,7 +171,7 @@ class Draw:
         return record
 
     def broken(self, record: Records) -> Records | None:
-        """One record with a number that is none, or None where all of its numbers are whole."""
+        """Return a record with a non-finite value, or None if all of its values are integers."""
         places = [t for t in pytree.tree_leaves(record) if t.is_floating_point()]
         if not places:
             return None
@@ -181,19 +181,19 @@ class Draw:
 
 
 def first(outputs: Any) -> Tensor:
-    """The scores among a model's outputs."""
+    """Return the scores among the outputs of a model."""
     if isinstance(outputs, dict):
         return outputs["scores"]
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def join(*parts: Records) -> Records:
-    """The records of several, one after the other."""
+    """Return several sets of records as one."""
     flat = [pytree.tree_flatten(part) for part in parts]
     return pytree.tree_unflatten([torch.cat(same) for same in zip(*(one[0] for one in flat), strict=True)], flat[0][1])
 
 
 def take(records: Records, rows: list[int]) -> Records:
-    """Some of the records, in this order; none of them too."""
+    """Return the records at the given positions, which may be none."""
     index = torch.tensor(rows, dtype=torch.long)
     return pytree.tree_map_only(Tensor, lambda t: t[index], records)

@@ -1,4 +1,4 @@
-"""What must hold for every case: exact per-sample updates, bounded neighbours, broken records that count nothing."""
+"""The claims of every fuzz case: exact per-sample updates, bounded sensitivity, no contribution of bad records."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.fuzz.models import Dropout
 from tests.updates.zoo import loop
 
 ROOM = 1e-4
-"""How far the released sum may move beyond the clip bound, as a part of it."""
+"""Tolerance for the change of the released sum, relative to the clip bound."""
 
 STEPS, RATE = 2, 0.05
-"""The local steps of dp-lsgd."""
+"""Number and size of the local steps of DP-LSGD."""
 
 
 class Broken(AssertionError):
@@ -39,27 +39,27 @@ class Broken(AssertionError):
 
 
 class Unequal(Broken):
-    """Two ways to compute the same differ by more than rounding, unless the model magnifies it."""
+    """Two computations of the same value differ by more than rounding, unless the model amplifies rounding."""
 
 
 @dataclass
 class Tally:
-    """What was checked, and how near it came to the bound."""
+    """Counts of the checked cases, and the largest changes in units of the clip bound."""
 
     cases: int = 0
     neighbours: int = 0
     worst: float = 0.0
     worst_seed: int | None = None
     unsteady: list[int] = field(default_factory=list)
-    """Cases with a record at which the model's own gradient is decided by rounding."""
+    """Seeds of cases in which rounding decides the gradient of a record."""
     by_method: dict[str, int] = field(default_factory=dict)
     worst_by_layer: float = 0.0
-    """The same for clipping by layer, which leaves the rounding of one layer whole where it clips another."""
+    """Largest change for clip rules by layer, which may clip one layer and keep the rounding error of another."""
 
     worst_unsteady: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Count what another one has counted as well."""
+        """Add the counts of another tally."""
         self.neighbours += other.neighbours
         for method, count in other.by_method.items():
             self.by_method[method] = self.by_method.get(method, 0) + count
@@ -77,7 +77,7 @@ class Tally:
 
 
 def check(seed: int, tally: Tally | None = None) -> None:
-    """Every claim for the case of a seed.
+    """Check every claim for the case of a seed.
 
     Raises:
         Broken: a claim does not hold. The message names the seed and the command that repeats the case.
@@ -93,7 +93,7 @@ def check(seed: int, tally: Tally | None = None) -> None:
         Checks(found, moves).all()
         tally.add(moves)
     except Exception as error:
-        if isinstance(error, Unequal) and unsteady(case(seed)):  # as it was, if a check has changed it
+        if isinstance(error, Unequal) and unsteady(case(seed)):  # built again, because a check may have changed it
             tally.unsteady.append(seed)
             tally.worst_unsteady = max(tally.worst_unsteady, moves.worst, moves.worst_by_layer)
         else:
@@ -102,10 +102,10 @@ def check(seed: int, tally: Tally | None = None) -> None:
 
 
 def unsteady(about: Case) -> bool:
-    """Whether plain torch, one record at a time, has another gradient in float32 or with weights a hair away.
+    """Return whether plain torch gives a different gradient in float32 or after a tiny change of the weights.
 
-    So it is where a norm of equal numbers meets the edge of a ReLU: whether 0 or 1e-9 comes out, and with it the
-    gradient, is a matter of rounding, which may differ from batch to batch.
+    For example, if a normalisation of equal values feeds a ReLU, rounding decides whether its input is 0 or 1e-9, and
+    with it the gradient; rounding may differ between batches.
     """
     draw = torch.Generator().manual_seed(about.seed)
 
@@ -133,7 +133,7 @@ def _message(seed: int, title: str, error: Exception) -> str:
 
 
 class Checks:
-    """The claims, one method each. Randomness is that of the case."""
+    """The claims, one method each. All randomness is derived from the case."""
 
     def __init__(self, about: Case, tally: Tally) -> None:
         self.case, self.tally, self.rng = about, tally, Random(about.seed + 1)
@@ -161,7 +161,7 @@ class Checks:
         return update(self.case.model, self.case.loss, *records)
 
     def updates_equal_the_loop(self, update: Callable[..., Updates]) -> None:
-        """For the ordinary records: extreme ones may be ill-conditioned, where two ways to round are two results."""
+        """Compare the updates of ordinary records with a loop; extreme records may be ill-conditioned."""
         found = self.updates(update, self.case.records)
         if isinstance(update, LocalSteps):
             expected = local_loop(self.case.model, self.case.loss, *self.case.records)
@@ -182,7 +182,7 @@ class Checks:
         _require(bool(((gram - exact).abs() <= limits).all()), "inner products are not those of the rows")
 
     def norms_are_those_of_the_matrices(self, updates: Updates) -> None:
-        """Also for extreme records. What float32 cannot write down has no norm to be right about."""
+        """Compare norms with those of the dense updates, also for extreme records that float32 can represent."""
         norms, ceilings = updates.norms_by_parameter(), updates.ceilings_by_parameter()
         for column, (name, leaf) in enumerate(updates.leaves.items()):
             rows = leaf.double().dense().reshape(len(leaf), leaf.shape.numel())
@@ -197,7 +197,7 @@ class Checks:
             _require(not bool(mine[~finite].isfinite().any()), f"{name}: a norm for what is not finite: {mine}")
 
     def sums_equal_the_batch_gradient_with_dropout(self) -> None:
-        """With masks drawn anew: one forward pass draws as the plain model does, and nothing else draws."""
+        """Compare sums with the batch gradient under dropout: one forward pass draws the masks of the plain model."""
         layers = [m for m in self.case.model.modules() if isinstance(m, Dropout)]
         if not layers:
             return
@@ -232,7 +232,7 @@ class Checks:
     # -- the release -----------------------------------------------------------------------------
 
     def methods(self) -> list[Method]:
-        """DP-SGD with some rules, and some other methods with a rule each; over the cases all get their turn."""
+        """Return DP-SGD with some clip rules, and some other methods with one rule each; the seed decides which."""
         rng = self.rng
         rules = [make() for make in RULES.values()]
         rules.append(Fair(strength=rng.choice([0.1, 2.0]), reference=rng.choice([None, 0.5]), inner=rng.choice(rules)))
@@ -259,7 +259,7 @@ class Checks:
         return METHODS[name](**settings[name])
 
     def one_record_moves_the_sum_by_no_more_than_the_bound(self, method: Method) -> None:
-        """Added or taken away, whatever the order and the physical batches on either side."""
+        """Check the sensitivity to an added or removed record, in any order and any physical batches."""
         step = Step(self.case, method, self.rng.choice([1e-3, 1.0, 30.0]) if method.private else math.inf)
         variants = self._variants(method.update)
         base, again = step.released(variants["base"]), step.released(variants["again"])
@@ -296,7 +296,7 @@ class Checks:
         )
 
     def one_record_moves_a_trained_model_by_no_more_than_the_bound(self, method: Method) -> None:
-        """The same through the Trainer: one step of the full batch, of a step size that shows the sum itself."""
+        """Check the sensitivity through one full-batch step of a Trainer, with a step size that reveals the sum."""
         bound, weights = self.rng.choice([0.1, 1.0]), []
         for records in (self.case.records, join(self.case.records, self.case.neighbour)):
             model = copy.deepcopy(self.case.model)
@@ -326,9 +326,10 @@ class Checks:
         )
 
     def _room(self, step: Step, physical: Sequence[Updates]) -> float:
-        """How far rounding alone may move the sum: the model rounds otherwise in another physical batch.
+        """Return a bound on the change of the sum by rounding, which differs between physical batches.
 
-        Rounding in any part of a record's update is in proportion to its largest part, and is weighed with it.
+        The rounding error in any part of a record's update is proportional to its largest part, and has the same clip
+        weight.
         """
         total = 0.0
         for updates in physical:
@@ -337,7 +338,7 @@ class Checks:
         return (2e-4 if self.single else 1e-8) * step.rounding * total + 1e-12
 
     def _variants(self, update: Callable[..., Updates]) -> dict[str, list[Updates]]:
-        """The updates of the records and of their neighbours, each in physical batches of its own."""
+        """Return the updates of the records and of neighbouring records, each in its own physical batches."""
         if update in self.known:
             return self.known[update]
         records, size = self.case.records, len(pytree.tree_leaves(self.case.records)[0])
@@ -357,7 +358,7 @@ class Checks:
         return self.known[update]
 
     def _physical(self, records: Records) -> list[Records]:
-        """The records in any order, cut into physical batches of any size."""
+        """Return the records in random order, split into physical batches of random sizes."""
         size = len(pytree.tree_leaves(records)[0])
         order = self.rng.sample(range(size), size)
         most = self.rng.choice([1, 2, 3, size + 1, size + 1, size + 1])
@@ -366,7 +367,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Released:
-    """The sum that a step would have released, without noise, and what it means for the parameters."""
+    """The noise-free sum of a step, and its lift to the parameters."""
 
     coordinates: Tensor
     lifted: Tensor
@@ -383,7 +384,7 @@ class Released:
 
 
 class Step:
-    """One step of a method with the noise off, on any records, in one basis."""
+    """A noise-free step of a method in a fixed basis."""
 
     def __init__(self, about: Case, method: Method, bound: float) -> None:
         self.case, self.method, self.bound = about, method, bound
@@ -393,7 +394,7 @@ class Step:
 
     @property
     def stretch(self) -> float:
-        """How much longer than its coordinates a lifted vector may be: 1 for orthonormal bases."""
+        """The largest ratio of the norms of a lifted vector and of its coordinates; 1 for orthonormal bases."""
         if isinstance(self.basis, SketchBasis):
             return math.inf  # the transpose of a sketch is no isometry, and comes after the noise
         clip = self.method.clip_rule
@@ -401,7 +402,7 @@ class Step:
 
     @property
     def rounding(self) -> float:
-        """How much more than the update itself its coordinates may round: small eigenvalues magnify."""
+        """The factor by which rounding errors may grow in coordinates; small eigenvalues amplify them."""
         return 10.0 if self.method.public is not None else 1.0
 
     def seen(self, updates: Updates) -> Updates:
@@ -428,13 +429,13 @@ class Step:
 
 
 def clips_by_layer(rule: ClipRule) -> bool:
-    """Whether a rule can clip one layer's part of an update far more than another's."""
+    """Return whether a rule can clip one layer of an update much more than another."""
     inner = getattr(rule, "inner", None)
     return isinstance(rule, PerLayer) or (inner is not None and clips_by_layer(inner))
 
 
 def local_loop(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> Tensor:
-    """The (B, p) matrix of displacements by a copy of the model for each sample."""
+    """Return the displacements after local steps, (B, p), from a copy of the model for each sample."""
     rows = []
     for i in range(len(pytree.tree_leaves(inputs)[0])):
         own = copy.deepcopy(model)

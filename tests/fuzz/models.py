@@ -1,4 +1,4 @@
-"""Random small models: layers of every kind, put together at random, that keep samples apart."""
+"""Random small models of all kinds of layers, in which samples do not interact."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ VOCABULARY = 7
 CLASSES = 4
 
 Shape = tuple[int, ...]
-"""What one record looks like on its way: (width,), (length, width), (channels, length) or (channels, height, width)."""
+"""The shape of a record between layers: (width,), (length, width), (channels, length) or (channels, height, width)."""
 
 
 class Dropout(nn.Dropout):
     """Dropout whose mask is the same for every record and in every call, unless `fresh`.
 
-    A mask that changes with the batch would change the other records' updates as well, and nothing could be compared.
+    A mask that changes with the batch would change the updates of other records, which could then not be compared.
     """
 
     def __init__(self, p: float, salt: float) -> None:
@@ -37,7 +37,7 @@ class Dropout(nn.Dropout):
 
 
 class Residual(nn.Module):
-    """`x + f(x)`, for an f that keeps the shape."""
+    """`x + f(x)`, for a function f that preserves the shape."""
 
     def __init__(self, inner: nn.Module, place: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Residual(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer used two times."""
+    """A layer that is used twice."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Twice(nn.Module):
 
 
 class Scale(nn.Module):
-    """A gain and an offset of its own: a module without a rule."""
+    """A module with parameters of its own and without a layer rule."""
 
     def __init__(self, width: int, channels_first: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Scale(nn.Module):
 
 
 class Behind(nn.Module):
-    """Reads a layer's weight behind the layer's back as well."""
+    """Uses the weight of a layer outside the layer as well."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Recurrent(nn.Module):
 
 
 class Positions(nn.Module):
-    """Learned positions: a table that is read without any record."""
+    """Learned position embeddings, which do not depend on the record."""
 
     def __init__(self, length: int, width: int, table: bool) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Apply(nn.Module):
 
 
 class Across(nn.Module):
-    """A layer that wants channels first, on a sequence."""
+    """Applies a channels-first layer to a sequence."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Across(nn.Module):
 
 
 class Tied(nn.Module):
-    """Scores by the table that the tokens came from: as a module's weight, or by a product outside any module."""
+    """Scores from the token embedding: as the weight of a module, or by a product outside any module."""
 
     def __init__(self, table: nn.Embedding, as_module: bool) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Tied(nn.Module):
 
 
 class Net(nn.Module):
-    """Branches for the inputs, joined, and a head; inputs come one by one, or by name."""
+    """A branch for each input, their concatenation, and a head; inputs are positional or named."""
 
     def __init__(self, branches: Mapping[str, nn.Module], head: nn.Module, outputs: str) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Built:
-    """A model, and what its inputs and scores look like."""
+    """A model, and the shapes of its inputs and scores."""
 
     model: Net
     inputs: dict[str, Shape | str]
@@ -191,7 +191,7 @@ class Built:
 
 
 class Builder:
-    """Draws a model. Weights come from torch's own generator, which the caller has seeded."""
+    """Draws a model. Weights come from torch's global generator, which the caller seeds."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -247,7 +247,7 @@ class Builder:
         return given, *self.end(layers, shape, sequence, per_position), table
 
     def end(self, layers: nn.Sequential, shape: Shape, sequence: bool, per_position: bool) -> tuple[nn.Module, Shape]:
-        """Down to a vector a record, or a vector a position."""
+        """Reduce to one vector for each record, or one for each position."""
         rng = self.rng
         if per_position:
             return layers, shape
@@ -263,7 +263,7 @@ class Builder:
         return layers, shape
 
     def block(self, layers: nn.Sequential, shape: Shape, sequence: bool) -> Shape:
-        """Adds a layer, maybe with a norm and an activation after it."""
+        """Add a layer, possibly followed by a normalisation and an activation."""
         rng = self.rng
         before = shape
         layer, shape = self.layer(shape, sequence)
@@ -316,7 +316,7 @@ class Builder:
         return self.convolution(shape)
 
     def convolution(self, shape: Shape) -> tuple[nn.Module, Shape]:
-        """Any groups, stride, dilation and padding that the size allows."""
+        """Return a convolution with random groups, stride, dilation and padding that the size allows."""
         rng, (channels, *space) = self.rng, shape
         groups = rng.choice([g for g in (1, 1, 2, 4) if channels % g == 0])
         out = groups * rng.choice([1, 2, 3])

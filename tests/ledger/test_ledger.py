@@ -22,6 +22,8 @@ from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, require
 from gnomon.ledger.identity import Identity
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.statement.verify import _check_steps
+from tests import helpers
+from tests.helpers import data
 
 DELTA = 1e-5
 
@@ -33,25 +35,16 @@ def ledger(tmp_path):
     made.close()
 
 
-def data(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
-    return x, (x[:, 0] > 0).long()
-
-
 def trainer(ledger: Ledger | None, **settings) -> gnomon.Trainer:
-    model = nn.Linear(4, 2)
     defaults = {
-        "loss": nn.CrossEntropyLoss(reduction="none"),
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "sample_rate": 1.0,  # no sampling: epsilons in no time
+        "sample_rate": 1.0,  # without subsampling epsilon is computed at once
         "expected_batch_size": 60,
         "noise_multiplier": 40.0,
         "target_delta": DELTA,
         "steps": 20,
-        "progress": False,
         "ledger": ledger,
     }
-    return gnomon.Trainer(model, **(defaults | settings))
+    return helpers.trainer(seed=None, lr=0.1, **(defaults | settings))
 
 
 def edit(ledger: Ledger, sql: str) -> None:

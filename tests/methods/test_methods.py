@@ -19,45 +19,8 @@ from gnomon.release.door import lengths
 from gnomon.subspaces import PublicEigenspace, RandomMask, RandomProjection, StepContext
 from gnomon.subspaces.random_projection import fourier
 from gnomon.updates import Updates, gradients
-
-D = torch.float64
-
-
-class Block(nn.Module):
-    """A transformer block on 5 tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.layer(self.embed(x)).mean(1))
-
-
-MODELS = {
-    "mlp": (
-        lambda: nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)),
-        lambda n: torch.randn(n, 6, dtype=D),
-    ),
-    "cnn": (
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(16, 3)
-        ),
-        lambda n: torch.randn(n, 1, 6, 6, dtype=D),
-    ),
-    "transformer": (Block, lambda n: torch.randint(0, 9, (n, 5))),
-}
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def setting(name: str, private: int = 12, public: int = 9):
-    torch.manual_seed(0)
-    make, draw = MODELS[name]
-    model = make().to(D)
-    targets = lambda n: torch.randint(0, 3, (n,))
-    return model, (draw(private), targets(private)), (draw(public), targets(public))
+from tests.helpers import LOSS
+from tests.methods.networks import MODELS, D, setting
 
 
 def trained(model, method: Method, data, *, steps=1, sigma=0.0, bound=0.05, lr=1.0, seed=0):

@@ -15,7 +15,7 @@ from gnomon.studies.cells import CellsFailed, settings_key
 from gnomon.studies.reproduce import read_experiment
 from gnomon.studies.reproduce.run import done_rows
 from gnomon.studies.store import ResultStore
-from tests.test_docs import ROOT
+from tests.helpers import ROOT
 
 NET = """
 from torch import nn

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 import gnomon
 from gnomon.accounting import FullBatch
-from gnomon.audit.bounds import likeness, singular_values
+from gnomon.audit.bounds import largest_cosine, singular_values
 from gnomon.clipping import Flat
 from gnomon.randomness import box_muller
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.updates import Dense, Updates
 from tests.audit import mutants
-from tests.test_randomness import after_fork
+from tests.helpers import draws_after_fork
 
 ALPHA = 1e-6
 """The significance level: the probability that a statistical test fails by chance."""
@@ -239,13 +239,13 @@ def test_the_steps_noise_has_every_singular_value_where_it_belongs():
 
 def test_no_two_steps_and_no_two_coordinates_share_a_draw():
     table = releases(300)
-    assert likeness(table, ALPHA).ok
-    assert likeness(table.T, ALPHA).ok
-    # controls: the same draw in two steps, and in two coordinates
+    assert largest_cosine(table, ALPHA).ok
+    assert largest_cosine(table.T, ALPHA).ok
+    # controls: one draw used for two steps, one for two coordinates
     steps, places = table.clone(), table.clone()
     steps[250], places[:, 7] = steps[3], places[:, 90]
-    assert not likeness(steps, ALPHA).ok
-    assert not likeness(places.T, ALPHA).ok
+    assert not largest_cosine(steps, ALPHA).ok
+    assert not largest_cosine(places.T, ALPHA).ok
 
 
 def test_released_noise_follows_the_normal_law():
@@ -262,7 +262,7 @@ def test_a_fork_draws_other_noise_even_under_the_same_process_number(monkeypatch
     monkeypatch.setattr(os, "getpid", lambda: 1)
     noise = SecureNoise()
     noise.normal(3)
-    theirs, ours = after_fork(noise)
+    theirs, ours = draws_after_fork(noise)
     assert len(theirs) == 16
     assert not (theirs == ours).any()
 

@@ -1,9 +1,9 @@
-"""Kills runs at random moments, over and over, and counts what the ledger knew.
+"""Kill runs repeatedly at random moments, and compare the ledger with what was released.
 
-Each worker is a real process that trains a small model through the same code as `gnomon train` and `gnomon resume`, and
-is ended by SIGKILL. Whenever noise is about to be drawn for a release, the worker first writes one byte to a log of its
-own, in one system call that a kill cannot undo. So the log never counts less than was released, and the ledger must
-never count less than the log.
+Each worker is a real process that trains a small model through the code of `gnomon train` and `gnomon resume`, and is
+ended by SIGKILL. Before noise is drawn for a release, the worker writes one byte to its own log, in one system call
+that a kill cannot undo. The log therefore never counts fewer steps than were released, and the ledger must never count
+fewer steps than the log.
 
     python tests/soak/soak.py --kills 200 --report FILE
 """
@@ -38,12 +38,12 @@ CONFIG = TrainConfig(
     optimizer="adam", lr=0.01, ema_decay=0.9,
 )  # fmt: skip
 DRAWS = 2
-"""Noise is drawn once a parameter: weight and bias."""
+"""Number of draws of noise in a step: one for the weight and one for the bias."""
 
 
 @dataclass
 class Report:
-    """What a soak found."""
+    """The result of a soak test."""
 
     kills: int = 0
     starts: int = 0
@@ -53,7 +53,7 @@ class Report:
     reserved: int = 0
     under_reports: int = 0
     largest_over_report: int = 0
-    """Steps reserved and not released that one kill added."""
+    """Largest number of reserved but unreleased steps that one kill added."""
     over_reports_above_a_block: int = 0
     killed_before_the_first_checkpoint: int = 0
     damaged_checkpoints: int = 0
@@ -68,7 +68,7 @@ class Report:
 
 
 class Logged(SecureNoise):
-    """Noise that leaves a byte in a log before each draw."""
+    """Secure noise that writes a byte to a log before each draw."""
 
     log = -1
 
@@ -78,7 +78,7 @@ class Logged(SecureNoise):
 
 
 def worker(place: Path, out: Path, late: bool) -> None:
-    """Start a run, or go on with the one in the folder. `late` plants the bug: pay after the release."""
+    """Start a run, or resume the one in the folder. With `late`, a planted bug, steps are charged too late."""
     Logged.log = os.open(place / f"{out.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     assert building.SecureNoise is SecureNoise  # where runs take their noise from
     building.SecureNoise = Logged
@@ -92,7 +92,7 @@ def worker(place: Path, out: Path, late: bool) -> None:
 
 
 def _pay_late() -> None:
-    """The planted bug: the ledger hears of a step when a block of others has been released after it."""
+    """Plant a bug: a step is charged only after another block of steps was released."""
     from gnomon.ledger.session import LedgerSession
 
     real = LedgerSession.charge
@@ -107,7 +107,7 @@ def _pay_late() -> None:
 
 
 def start(place: Path, out: Path, late: bool) -> int:
-    """A worker in a process of its own, forked so that it starts at once; its process id."""
+    """Start a worker in a forked process, and return its process id."""
     child = os.fork()
     if child:
         return child
@@ -163,7 +163,7 @@ def soak(
 
 
 def _wait_for_a_step(log: Path, child: int) -> None:
-    """Until the child has released something, or has ended, or half a minute is over."""
+    """Wait until the child has released a step or has ended, at most 30 seconds."""
     before, late = _size(log), time.monotonic() + 30
     while _size(log) == before and time.monotonic() < late:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -176,7 +176,7 @@ def _size(log: Path) -> int:
 
 
 def _compare(place: Path, outs: list[Path], report: Report, spare: dict[Path, int]) -> None:
-    """Ledger against log, for each line of runs on its own; `spare` is what was paid and not released before."""
+    """Compare ledger and log for each run folder; `spare` holds steps that were reserved but not released before."""
     try:
         ledger = Ledger(place / "ledger.sqlite")
         ledger.verify()
@@ -206,11 +206,9 @@ def _compare(place: Path, outs: list[Path], report: Report, spare: dict[Path, in
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="of the moments of the kills (default: another each time)"
-    )
-    parser.add_argument("--report", type=Path, help="write the report as JSON")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills (default: 200)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the times of the kills (default: random)")
+    parser.add_argument("--report", type=Path, help="file for the report, as JSON")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
     report = soak(args.kills, seed=seed, say=lambda text: print(text, flush=True))

@@ -15,7 +15,7 @@ from gnomon.studies import compare
 from gnomon.studies.cells import CellsFailed, run_cells, settings_key, stored_cells
 from gnomon.studies.reproduce import read_experiment, reproduce
 from gnomon.studies.store import ResultStore
-from tests.studies.reproduce.test_reproduce import toy
+from tests.studies.toy import toy
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from gnomon.methods import ClipThenProject, Method, gep, pdp
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import Ambient, BesideLoss, Held, PublicEigenspace, StepContext
 from gnomon.updates import gradients
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
+from tests import helpers
+from tests.helpers import LOSS
 
 
 def method(space: BesideLoss) -> Method:
@@ -25,18 +25,11 @@ def method(space: BesideLoss) -> Method:
 
 def trainer(space: BesideLoss, bound: float = 0.3, **settings) -> gnomon.Trainer:
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    defaults = {
-        "sample_rate": 1.0,
-        "expected_batch_size": 20,
-        "noise_multiplier": 0.0,
-        "target_delta": 1e-3,
-        "steps": 2,
-    }
-    return gnomon.Trainer(
-        model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), method=method(space),
-        max_grad_norm=UpdateAndLoss(space.ratio).joint(bound), progress=False, **(defaults | settings),
-    )  # fmt: skip
+    defaults = {"sample_rate": 1.0, "expected_batch_size": 20, "noise_multiplier": 0.0, "steps": 2}
+    joint = UpdateAndLoss(space.ratio).joint(bound)
+    return helpers.trainer(
+        nn.Linear(4, 3), seed=None, method=method(space), max_grad_norm=joint, **(defaults | settings)
+    )
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,8 @@ from gnomon.subspaces import gaussian_sketch as module
 from gnomon.subspaces.basis import COORDINATES
 from gnomon.subspaces.gaussian_sketch import SketchBasis
 from gnomon.updates import gradients
-from tests.methods.test_methods import LOSS, MODELS, setting
+from tests.helpers import LOSS
+from tests.methods.networks import MODELS, setting
 
 
 def basis_of(model, rows=7, normalised=False, step=0, seed=0):

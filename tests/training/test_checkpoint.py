@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import resource
@@ -22,13 +23,12 @@ from gnomon.methods import Method
 from gnomon.methods.steps import ConstrainedDescent
 from gnomon.release import SeededNoise
 from gnomon.training import CheckpointError, NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
+from tests import helpers
 
 DELTA = 1e-5
 
 
-def data(n: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
-    return x, (x[:, 0] > 0).long()
+data = functools.partial(helpers.data, count=40)
 
 
 class Tied(nn.Module):
@@ -50,7 +50,6 @@ def trainer(path, block: int = 16, seed: int = 0, **settings) -> gnomon.Trainer:
     model = settings.pop("model", None) or Tied()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     defaults = {
-        "loss": nn.CrossEntropyLoss(reduction="none"),
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40),
         "scheduler_every": "step",
@@ -60,10 +59,9 @@ def trainer(path, block: int = 16, seed: int = 0, **settings) -> gnomon.Trainer:
         "noise_multiplier": 30.0,
         "target_delta": DELTA,
         "steps": 40,
-        "progress": False,
         "ledger": Ledger(path / "ledger.sqlite", block=block),
     }
-    return gnomon.Trainer(model, **(defaults | settings))
+    return helpers.trainer(model, seed=None, **(defaults | settings))
 
 
 def take(t: gnomon.Trainer, steps: int) -> None:

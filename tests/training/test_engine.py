@@ -11,13 +11,8 @@ from gnomon import methods
 from gnomon.release import SeededNoise
 from gnomon.sampling import FullBatch
 from gnomon.training import Mechanism, NotPrivate, PrivateStep
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+from tests.helpers import LOSS
+from tests.helpers import model as network
 
 
 def batch(size: int = 12) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,8 +17,8 @@ from gnomon.methods import ClipThenProject, LocalSteps, Method, dp_lsgd, dp_sgd,
 from gnomon.release import SeededNoise
 from gnomon.subspaces import PublicEigenspace, RandomMask
 from gnomon.updates import local_sgd
+from tests.helpers import LOSS
 
-LOSS = nn.CrossEntropyLoss(reduction="none")
 D = torch.float64
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-import gnomon
 from gnomon.data import CsrRecords, Records
 from gnomon.models import SparseLinear
 from gnomon.training.checks import members
 from gnomon.training.checks.members import of_members
-
-
-def tensors(count: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
-    return x, (x[:, 0] > 0).long()
+from tests import helpers
+from tests.helpers import data
 
 
 class Items(Dataset):
@@ -50,12 +46,7 @@ FORMS = {
 }
 
 
-def trainer(model: nn.Module | None = None) -> gnomon.Trainer:
-    model = model or nn.Linear(4, 2)
-    return gnomon.Trainer(
-        model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), sample_rate=0.5,
-        expected_batch_size=30, noise_multiplier=1.0, target_delta=1e-3, steps=2, progress=False,
-    )  # fmt: skip
+trainer = functools.partial(helpers.trainer, seed=None, steps=2)
 
 
 def marked(train, validation, model=None) -> bool:
@@ -71,19 +62,19 @@ def marked(train, validation, model=None) -> bool:
 @pytest.mark.parametrize("validation", FORMS)
 @pytest.mark.parametrize("train", FORMS)
 def test_training_records_are_recognised_in_every_form(train, validation):
-    x, y = tensors()
+    x, y = data()
     assert marked(FORMS[train](x, y), FORMS[validation](x[5:25], y[5:25]))
-    assert not marked(FORMS[train](x, y), FORMS[validation](*tensors(20, seed=1)))
+    assert not marked(FORMS[train](x, y), FORMS[validation](*data(20, seed=1)))
 
 
 def test_another_precision_or_another_order_hides_nothing():
-    x, y = tensors()
+    x, y = data()
     assert of_members((x.double().flip(0), y), Items(x, y))
     assert of_members(Items(x.flip(0), y), (x.double(), y))
 
 
 def test_the_training_dataset_itself_and_parts_of_it_are_recognised_by_their_positions():
-    both = Items(*tensors())
+    both = Items(*data())
     assert marked(both, both)
     assert marked(both, Subset(both, range(20)))
     assert marked(Subset(both, range(40)), both)
@@ -95,14 +86,14 @@ def test_the_training_dataset_itself_and_parts_of_it_are_recognised_by_their_pos
 
 
 def test_positions_in_one_dataset_answer_without_reading_its_items():
-    both = Items(*tensors())
+    both = Items(*data())
     assert of_members(Subset(both, [3, 4]), Subset(both, [4, 5]))
     assert not of_members(Subset(both, [3, 4]), Subset(both, [5]))
     assert both.made == 0
 
 
 def test_rows_of_a_sparse_matrix_are_recognised():
-    x, y = tensors()
+    x, y = data()
     rows = lambda some: CsrRecords(sparse.csr_matrix(x[some].numpy()), y[some])
     assert marked(rows(slice(60)), rows(slice(5, 25)), SparseLinear(4, 2))
     listed = [((torch.arange(4), x[i]), int(y[i])) for i in range(5, 25)]  # a Dataset of such rows
@@ -113,8 +104,8 @@ def test_rows_of_a_sparse_matrix_are_recognised():
 
 @pytest.mark.parametrize("form", ["tensors", "Dataset"])
 def test_a_tenth_of_the_validation_records_is_enough_and_single_ones_are_not(form):
-    x, y = tensors(400)
-    fresh, labels = tensors(100, seed=1)
+    x, y = data(400)
+    fresh, labels = data(100, seed=1)
     for shared, expected in ((100, True), (12, True), (5, False), (1, False)):
         part = torch.cat([x[:shared], fresh[shared:]]), torch.cat([y[:shared], labels[shared:]])
         assert of_members(FORMS[form](*part), FORMS[form](x, y)) == expected, shared
@@ -153,12 +144,12 @@ def test_reading_items_leaves_the_random_numbers_of_a_run_as_they_were():
     expected = torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(3)
-    assert not of_members(Drawn(*tensors()), Drawn(*tensors()))
+    assert not of_members(Drawn(*data()), Drawn(*data()))
     assert (torch.rand(()), random.random(), np.random.rand()) == expected  # noqa: NPY002
 
 
 def test_larger_sets_are_not_read_and_of_many_validation_items_a_selection(monkeypatch):
-    x, y = tensors()
+    x, y = data()
     train, validation = Items(x, y), Items(x, y)
     monkeypatch.setattr(members, "SAMPLED", 10)
     assert of_members(validation, train)
@@ -169,7 +160,7 @@ def test_larger_sets_are_not_read_and_of_many_validation_items_a_selection(monke
 
 
 def test_a_record_of_metrics_on_training_records_is_marked_too():
-    x, y = tensors()
+    x, y = data()
     t = trainer()
     t.fit((x, y))
     assert "unprotected/validation/loss" in t.record(Items(x, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from typing import Any
@@ -18,25 +19,17 @@ from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger, LedgerError
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
+from tests import helpers
+from tests.helpers import LOSS
 
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def records(seed: int = 0, n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
-    return x, (x[:, 0] > 0).long()
+records = functools.partial(helpers.data, 40, features=3)
 
 
 def trainer(model: nn.Module | None = None, **settings: Any) -> Trainer:
-    model = model or nn.Linear(3, 2)
-    usual: dict[str, Any] = {
-        "expected_batch_size": 4, "noise_multiplier": 1.0, "target_delta": 1e-3, "steps": 10, "progress": False,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "noise": SeededNoise(0),
-    }  # fmt: skip
+    defaults: dict[str, Any] = {"expected_batch_size": 4, "steps": 10, "noise": SeededNoise(0)}
     if "sampler" not in settings:
-        usual["sample_rate"] = 0.1
-    usual |= settings
-    return Trainer(model, LOSS, usual.pop("optimizer"), **usual)
+        defaults["sample_rate"] = 0.1
+    return helpers.trainer(model or nn.Linear(3, 2), seed=None, lr=0.1, **(defaults | settings))
 
 
 # -- what people have ------------------------------------------------------------------------------

@@ -17,16 +17,12 @@ from gnomon.subspaces import Basis, StepContext, Subspace
 from gnomon.training import NotPrivate
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.updates import Dense, Updates
+from tests import helpers
+from tests.helpers import LOSS
 
-PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
 
-
-def build(model: nn.Module, loss=PER_SAMPLE, **settings) -> gnomon.Trainer:
-    return gnomon.Trainer(
-        model, loss, torch.optim.SGD(model.parameters(), lr=0.1),
-        sample_rate=0.5, expected_batch_size=8, noise_multiplier=1.0, target_delta=1e-3, steps=2,
-        progress=False, **settings,
-    )  # fmt: skip
+def build(model: nn.Module, loss=LOSS, **settings) -> gnomon.Trainer:
+    return helpers.trainer(model, seed=None, lr=0.1, loss=loss, expected_batch_size=8, steps=2, **settings)
 
 
 def data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,7 +125,7 @@ def test_dependence_is_found_at_construction_when_an_example_is_given():
 
 def test_a_loss_that_compares_samples_is_refused():
     def ranking(outputs, targets):
-        return PER_SAMPLE(outputs, targets) + outputs[:, 0] * outputs[:, 0].mean()
+        return LOSS(outputs, targets) + outputs[:, 0] * outputs[:, 0].mean()
 
     with pytest.raises(NotPrivate):
         build(nn.Linear(4, 2), ranking).fit(data(4))
@@ -137,7 +133,7 @@ def test_a_loss_that_compares_samples_is_refused():
 
 def test_a_loss_put_in_the_place_of_one_that_passed_is_checked_as_well():
     t = build(nn.Linear(4, 2), example=data(4))
-    t.loss = lambda outputs, targets: PER_SAMPLE(outputs - outputs.mean(0), targets)
+    t.loss = lambda outputs, targets: LOSS(outputs - outputs.mean(0), targets)
     with pytest.raises(NotPrivate, match="mixes samples"):
         t.fit(data(4))
     assert t.account.steps == 0
@@ -322,12 +318,12 @@ def test_an_optimizer_of_other_parameters_is_refused():
         "steps": 2,
     }
     with pytest.raises(ValueError, match="does not hold weight, bias"):
-        gnomon.Trainer(model, PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings)
+        gnomon.Trainer(model, LOSS, torch.optim.SGD(other.parameters(), lr=1), **settings)
     both = [*model.parameters(), *other.parameters()]
     with pytest.raises(ValueError, match="not the model's"):
-        gnomon.Trainer(model, PER_SAMPLE, torch.optim.SGD(both, lr=1), **settings)
+        gnomon.Trainer(model, LOSS, torch.optim.SGD(both, lr=1), **settings)
     with pytest.raises(ValueError, match="nothing to train"):
-        gnomon.Trainer(frozen(nn.Linear(4, 2)), PER_SAMPLE, torch.optim.SGD(other.parameters(), lr=1), **settings)
+        gnomon.Trainer(frozen(nn.Linear(4, 2)), LOSS, torch.optim.SGD(other.parameters(), lr=1), **settings)
 
 
 def mixture(drop: bool, outputs: int = 2, functional: bool = False) -> nn.Module:
@@ -341,11 +337,11 @@ def mixture(drop: bool, outputs: int = 2, functional: bool = False) -> nn.Module
 
 def balanced(outputs, targets):
     counts = torch.bincount(targets, minlength=2).clamp(min=1).float()
-    return PER_SAMPLE(outputs, targets) * (len(targets) / counts[targets])
+    return LOSS(outputs, targets) * (len(targets) / counts[targets])
 
 
 def averaged(outputs, targets):
-    return PER_SAMPLE(outputs, targets) / len(targets)
+    return LOSS(outputs, targets) / len(targets)
 
 
 def standardised(outputs, targets):
@@ -460,7 +456,7 @@ def test_fixed_class_weights_real_targets_and_several_outputs_pass():
     build(mixture(True, 1), lambda out, t: F.binary_cross_entropy_with_logits(out[:, 0], t, reduction="none")).check(
         (x, y.float())
     )
-    build(mixture(True, 3), lambda out, t: PER_SAMPLE(out[:, :2], t["class"]) + (out[:, 2] - t["real"]) ** 2).check(
+    build(mixture(True, 3), lambda out, t: LOSS(out[:, :2], t["class"]) + (out[:, 2] - t["real"]) ** 2).check(
         (x, {"class": y, "real": real})
     )
 
@@ -574,7 +570,7 @@ def collated_steps(model: nn.Module, left: bool = False) -> None:
 
     example = collate(torch.arange(6))[:, :7], targets[:6]
     trainer = gnomon.Trainer(
-        model, PER_SAMPLE, torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.2, expected_batch_size=8,
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=0.1), sample_rate=0.2, expected_batch_size=8,
         noise_multiplier=1.0, target_delta=1e-3, steps=12, progress=False, example=example,
     )  # fmt: skip
     for chosen, wanted in trainer.batches((numbers, targets)):

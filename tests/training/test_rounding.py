@@ -1,9 +1,10 @@
-"""Where rounding decides an update, nobody's record decides how the updates of others round."""
+"""Rounding: no record decides how the updates of other records are rounded."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.rounding_attack import WIDTH, crafted_inputs, mirrored_weight, palindromes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,32 +14,13 @@ from gnomon.release import SeededNoise
 from gnomon.training.placement import multiple, place
 from gnomon.updates.trees import batch_size
 
-WIDTH, CRAFTED = 30, 24
-DRAW = torch.Generator().manual_seed(0)
-ROW = torch.randn(WIDTH, generator=DRAW)
-WEIGHT = torch.stack([ROW, ROW.flip(0)])
-"""On a palindrome both outputs are the same sum, added up in opposite orders."""
-CORE = 1e3 * torch.randint(-(2**20), 2**20, (WIDTH // 2,), generator=DRAW).float()
-
-
-def palindromes(count: int) -> Tensor:
-    """Records whose larger output is another one at the next row; none if rows round alike on this machine."""
-    found: list[Tensor] = []
-    for _ in range(50):
-        half = CORE + 1e3 * torch.randint(-(2**14), 2**14, (4000, WIDTH // 2), generator=DRAW).float()
-        x = torch.cat([half, half.flip(1)], 1)
-        here, further = F.linear(x, WEIGHT), F.linear(torch.cat([x[:1], x]), WEIGHT)[1:]
-        flips = (here[:, 0] > here[:, 1]) & (further[:, 0] < further[:, 1])
-        found += [x[i] for i in flips.nonzero().flatten().tolist() if i % 2 == 0]
-        if len(found) >= count:
-            return torch.stack(found[:count])
-    return torch.zeros(0, WIDTH)
+GENERATOR = torch.Generator().manual_seed(0)
+WEIGHT = mirrored_weight(GENERATOR)
 
 
 def released(extra: bool, records: int, sampler: Sampling, crafted: Tensor, runs: int, **settings) -> Tensor:
-    """How far steps without noise go along the crafted records, in units of the clip bound."""
-    inputs = torch.zeros(records, WIDTH)
-    inputs[::2][:CRAFTED] = crafted
+    """Return the change of the weights along the crafted records in noise-free steps, in units of the clip bound."""
+    inputs = crafted_inputs(crafted, records)
     if extra:  # a record without an update of its own, in front of all others
         inputs = torch.cat([torch.zeros(1, WIDTH), inputs])
     model = nn.Linear(WIDTH, 2, bias=False)
@@ -58,10 +40,10 @@ def released(extra: bool, records: int, sampler: Sampling, crafted: Tensor, runs
 
 @pytest.fixture(scope="module")
 def crafted() -> Tensor:
-    found = palindromes(CRAFTED)
-    if not len(found):
+    records = palindromes(WEIGHT, GENERATOR, attempts=50)
+    if not len(records):
         pytest.skip("a linear layer rounds all rows alike on this machine")
-    return found
+    return records
 
 
 @pytest.mark.parametrize("records", [99, 100], ids=["same size", "a size more"])

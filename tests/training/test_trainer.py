@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -19,31 +20,10 @@ from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import BudgetExhausted, evaluate
+from tests import helpers
+from tests.helpers import LOSS, data
 
-PER_SAMPLE = nn.CrossEntropyLoss(reduction="none")
-
-
-def data(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 4, generator=generator)
-    return x, (x[:, 0] > 0).long()
-
-
-def trainer(model: nn.Module | None = None, **settings) -> gnomon.Trainer:
-    torch.manual_seed(1)
-    model = model or nn.Linear(4, 2)
-    defaults = {
-        "loss": PER_SAMPLE,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
-        "max_grad_norm": 0.5,
-        "sample_rate": 0.5,
-        "expected_batch_size": 30,
-        "noise_multiplier": 1.0,
-        "target_delta": 1e-3,
-        "steps": 4,
-        "progress": False,
-    }
-    return gnomon.Trainer(model, **(defaults | settings))
+trainer = functools.partial(helpers.trainer, max_grad_norm=0.5, sample_rate=0.5)
 
 
 def weights(t: gnomon.Trainer) -> torch.Tensor:
@@ -56,7 +36,7 @@ def test_a_noiseless_full_batch_step_is_the_clipped_mean_gradient():
     before = weights(t)
     rows = []
     for i in range(20):
-        loss = PER_SAMPLE(t.model(x[i : i + 1]), y[i : i + 1]).sum()
+        loss = LOSS(t.model(x[i : i + 1]), y[i : i + 1]).sum()
         row = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(t.model.parameters()))])
         rows.append(row * min(1.0, 0.3 / float(row.norm())))
     t.fit((x, y))

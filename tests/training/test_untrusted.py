@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import gnomon
 from gnomon.accounting import FullBatch
 from gnomon.updates import gradients
-
-LOSS = nn.CrossEntropyLoss(reduction="none")
+from tests import helpers
+from tests.helpers import LOSS
 
 
 class AtEnd(nn.Module):
@@ -40,10 +40,9 @@ class Choking(nn.Module):
 
 
 def trainer(model: nn.Module, example: tuple[Tensor, Tensor], **settings) -> gnomon.Trainer:
-    return gnomon.Trainer(
-        model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), sampler=FullBatch(), expected_batch_size=1,
-        noise_multiplier=0.0, target_delta=1e-5, steps=1, progress=False, untrusted_weights=True, example=example,
-        **settings,
+    return helpers.trainer(
+        model, seed=None, sampler=FullBatch(), expected_batch_size=1, noise_multiplier=0.0, target_delta=1e-5, steps=1,
+        untrusted_weights=True, example=example, **settings,
     )  # fmt: skip
 
 

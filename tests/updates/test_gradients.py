@@ -15,25 +15,9 @@ from torch.nn import functional as F
 from gnomon.updates import Layouts, gradients, local_sgd
 from gnomon.updates.graph import make_gradients_contiguous, node
 
-from .zoo import CASES, B, loop, squares
+from .zoo import CASES, B, build, cast, loop, relative, squares
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm().clamp_min(1e-30))
-
-
-def cast(inputs, dtype):
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
-
-
-def build(name: str, dtype: torch.dtype, size: int = B):
-    torch.manual_seed(0)
-    case = CASES[name]
-    return case.model().to(dtype), cast(case.inputs(size), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

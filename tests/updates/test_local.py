@@ -15,8 +15,7 @@ from gnomon.models import paper_cnn, resnet20
 from gnomon.updates import Dense, Factored, forward_rule, gradients, local_sgd, rule
 from gnomon.updates import local as local_module
 
-from .test_gradients import build, cast, relative
-from .zoo import CASES, B, squares
+from .zoo import CASES, B, build, cast, relative, squares
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 

@@ -24,6 +24,8 @@ from gnomon.training.checkpoint import save_checkpoint
 from gnomon.updates import snapshot, state_values
 from gnomon.updates.snapshot import DEPTH, Snapshot, untouched
 from gnomon.updates.state_values import LONG, SMALL
+from tests import helpers
+from tests.helpers import LOSS
 
 LARGE = SMALL + 4
 
@@ -33,11 +35,9 @@ def data(*shape: int, n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(model: nn.Module, loss=None, steps: int = 6, **settings) -> gnomon.Trainer:
-    return gnomon.Trainer(
-        model, loss or nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.1),
-        sample_rate=1.0, expected_batch_size=16, noise_multiplier=1.0, target_delta=1e-3, steps=steps,
-        progress=False, **settings,
-    )  # fmt: skip
+    return helpers.trainer(
+        model, seed=None, lr=0.1, loss=loss or LOSS, sample_rate=1.0, expected_batch_size=16, steps=steps, **settings
+    )
 
 
 @dataclasses.dataclass

@@ -342,3 +342,20 @@ class _Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, torch.tanh(x))
+
+
+def build(name: str, dtype: torch.dtype, size: int = B) -> tuple[nn.Module, Any]:
+    """Return the model and the inputs of a case, seeded and in the given precision."""
+    torch.manual_seed(0)
+    case = CASES[name]
+    return case.model().to(dtype), cast(case.inputs(size), dtype)
+
+
+def cast(inputs: Any, dtype: torch.dtype) -> Any:
+    """Return inputs with their floating-point tensors in another precision."""
+    return pytree.tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Return the norm of the difference, relative to the norm of `b`."""
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))

@@ -1,8 +1,8 @@
-"""The statistics of an audit: what scores and releases prove, at which confidence.
+"""The statistics of an audit: lower bounds on mu and tests of distributions, each at a stated confidence.
 
-Throughout, `mu` is how many standard deviations apart one record can move a release: a Gaussian release with noise
-multiplier sigma has mu = 1 / sigma. Everything here is a lower bound on mu or a test of a law; `alpha` is the
-probability with which a bound may lie above the truth, or a test may fail, by chance.
+Throughout, `mu` is the number of standard deviations by which one record can move a release: a Gaussian release with
+noise multiplier sigma has mu = 1 / sigma. `alpha` is the probability with which a lower bound may exceed the true
+value, or a test may fail, by chance.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 Numbers = NDArray[Any]
 
 LARGEST_MU = 1e6
-"""Beyond this a release might as well carry no noise."""
+"""Value of mu above which a release is treated as free of noise."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The smallest and the largest of some values, and where they may lie."""
+    """The smallest and the largest of some measured values, and the interval in which they are allowed."""
 
     smallest: float
     largest: float
@@ -36,14 +36,16 @@ class Band:
 
     @property
     def ok(self) -> bool:
+        """Whether all measured values lie in the allowed interval."""
         return self.low <= self.smallest and self.largest <= self.high
 
 
 def singular_values(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
-    """All singular values of N releases in d coordinates, and the Davidson-Szarek band that holds them.
+    """Return the extreme singular values of N releases in d coordinates, and their Davidson-Szarek interval.
 
-    For independent normals of the declared deviation they lie in `|sqrt N - sqrt d| - t` to `sqrt N + sqrt d + t`,
-    t = sqrt(2 ln(2 / alpha)). Reused or correlated noise exceeds the band, a direction without noise falls below.
+    For independent normals of the declared standard deviation they lie between `|sqrt N - sqrt d| - t` and
+    `sqrt N + sqrt d + t`, t = sqrt(2 ln(2 / alpha)). Reused or correlated noise exceeds the interval, and a direction
+    without noise falls below it.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -52,15 +54,15 @@ def singular_values(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
     (True, False)
     """
     count, size = rows.shape
-    small = rows @ rows.T if count < size else rows.T @ rows
-    found = torch.linalg.eigvalsh(small).clamp_min(0).sqrt() / declared
+    gram = rows @ rows.T if count < size else rows.T @ rows
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt() / declared
     slack = math.sqrt(2 * math.log(2 / alpha))
     middle, half = max(count, size) ** 0.5, min(count, size) ** 0.5
-    return Band(float(found[0]), float(found[-1]), middle - half - slack, middle + half + slack)
+    return Band(float(values[0]), float(values[-1]), middle - half - slack, middle + half + slack)
 
 
 def scale(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
-    """The deviation of all releases together, as a fraction of the declared one, and its chi-squared band.
+    """Return the standard deviation of all releases, relative to the declared one, and its chi-squared interval.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -68,23 +70,23 @@ def scale(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
     >>> scale(noise, 1e-6).ok, scale(0.95 * noise, 1e-6).ok
     (True, False)
     """
-    length = float(torch.linalg.vector_norm(rows)) / declared  # makes no copy of the rows
+    length = float(torch.linalg.vector_norm(rows)) / declared  # computed without a copy of the rows
     return deviation(length**2, rows.numel(), alpha)
 
 
 def deviation(squares: float, count: int, alpha: float) -> Band:
-    """The deviation of `count` standard normals whose squares have this sum, and its exact chi-squared band.
+    """Return the standard deviation of `count` standard normals with this sum of squares, and its exact interval.
 
     >>> deviation(1.0e6, 10**6, 1e-6).ok, deviation(0.98e6, 10**6, 1e-6).ok
     (True, False)
     """
-    found = (squares / count) ** 0.5
+    value = (squares / count) ** 0.5
     low, high = stats.chi2.ppf([alpha / 2, 1 - alpha / 2], count) / count
-    return Band(found, found, float(low) ** 0.5, float(high) ** 0.5)
+    return Band(value, value, float(low) ** 0.5, float(high) ** 0.5)
 
 
 def occurrences(count: int, trials: int, probability: float, alpha: float) -> Band:
-    """How often an event occurred, and the exact binomial band: each side fails with probability alpha / 2 at most.
+    """Return a number of occurrences and its exact binomial interval, alpha / 2 on either side.
 
     >>> band = occurrences(0, 10**6, 1e-4, 1e-6)  # 100 expected
     >>> band.low, band.high, band.ok
@@ -95,7 +97,9 @@ def occurrences(count: int, trials: int, probability: float, alpha: float) -> Ba
 
 
 def blocks(rows: Tensor, sizes: Mapping[str, int], alpha: float, declared: float = 1.0) -> tuple[str, Band]:
-    """The block of coordinates whose deviation is furthest off, by name, and its band; alpha is shared by all blocks.
+    """Return the name and band of the block of coordinates whose standard deviation is furthest from the declared.
+
+    `sizes` maps each block to its number of consecutive coordinates. The blocks share alpha equally.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -117,7 +121,7 @@ def blocks(rows: Tensor, sizes: Mapping[str, int], alpha: float, declared: float
 
 
 def coordinates(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
-    """The deviation of each coordinate, as a fraction of the declared one, and the band that holds all of them.
+    """Return the extreme standard deviations of single coordinates, relative to the declared, and their interval.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -128,23 +132,23 @@ def coordinates(rows: Tensor, alpha: float, declared: float = 1.0) -> Band:
     (True, False)
     """
     count, size = rows.shape
-    found = torch.linalg.vector_norm(rows, dim=0) / count**0.5 / declared
-    each = alpha / size
-    low, high = stats.chi2.ppf([each / 2, 1 - each / 2], count) / count
-    return Band(float(found.min()), float(found.max()), float(low) ** 0.5, float(high) ** 0.5)
+    deviations = torch.linalg.vector_norm(rows, dim=0) / count**0.5 / declared
+    share = alpha / size
+    low, high = stats.chi2.ppf([share / 2, 1 - share / 2], count) / count
+    return Band(float(deviations.min()), float(deviations.max()), float(low) ** 0.5, float(high) ** 0.5)
 
 
-def likeness(rows: Tensor, alpha: float) -> Band:
-    """The largest absolute cosine between any two rows, and what independent normals would not exceed.
+def largest_cosine(rows: Tensor, alpha: float) -> Band:
+    """Return the largest absolute cosine between two rows, and the limit for independent normals.
 
-    Between releases it finds a draw that was used twice, at any distance; between coordinates (the transpose) one that
-    was used for two of them. A singular value sees either only if it happens often.
+    Applied to releases, the test detects noise that was used in two steps, however far apart; applied to coordinates
+    (the transpose), noise that was used for two coordinates. Singular values detect reuse only if it is frequent.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
     >>> noise = torch.randn(100, 30, dtype=torch.float64)
     >>> twice = torch.cat([noise, noise[:1]])
-    >>> likeness(noise, 1e-6).ok, likeness(twice, 1e-6).ok
+    >>> largest_cosine(noise, 1e-6).ok, largest_cosine(twice, 1e-6).ok
     (True, False)
     """
     count, size = rows.shape
@@ -152,31 +156,31 @@ def likeness(rows: Tensor, alpha: float) -> Band:
         return Band(0.0, 0.0, 0.0, 1.0)
     unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
     cosines = (unit @ unit.T).abs().fill_diagonal_(0.0)
-    # the squared cosine of two independent directions follows a beta law
-    most = float(stats.beta.isf(alpha / (count * (count - 1) / 2), 0.5, (size - 1) / 2)) ** 0.5
-    return Band(0.0, float(cosines.max()), 0.0, most)
+    # The squared cosine of two independent directions has a beta distribution.
+    limit = float(stats.beta.isf(alpha / (count * (count - 1) / 2), 0.5, (size - 1) / 2)) ** 0.5
+    return Band(0.0, float(cosines.max()), 0.0, limit)
 
 
-def sigma_at_most(rows: Tensor, alpha: float) -> float:
-    """An upper bound on the deviation of independent centred normals: `sqrt(sum R^2 / chi2_{alpha; N d})`.
+def sigma_upper_bound(rows: Tensor, alpha: float) -> float:
+    """Return an upper bound on the standard deviation of centred normals: `sqrt(sum R^2 / chi2_{alpha; N d})`.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
-    >>> 2.0 < sigma_at_most(2.0 * torch.randn(500, 64, dtype=torch.float64), 1e-3) < 2.05
+    >>> 2.0 < sigma_upper_bound(2.0 * torch.randn(500, 64, dtype=torch.float64), 1e-3) < 2.05
     True
     """
     return math.sqrt(float(rows.square().sum()) / float(stats.chi2.ppf(alpha, rows.numel())))
 
 
-def by_chance(value: float, mean: float, log_mgf: Callable[[float], float]) -> float:
-    """How probable a value as far from the mean as this one is at most, on either side: Chernoff's bound.
+def chernoff_p_value(value: float, mean: float, log_mgf: Callable[[float], float]) -> float:
+    """Return an upper bound on the two-sided p-value of `value`, by Chernoff's bound.
 
-    `log_mgf(t)` is the logarithm of `E exp(t X)`, exact. Any t gives a bound that holds, the best one a bound that is
-    tight up to a factor that hardly matters far out, and none relies on a large sample.
+    `log_mgf(t)` is the exact logarithm of the moment generating function, `E exp(t X)`. Every t gives a valid bound,
+    also for small samples; the best t gives one that is tight up to a factor that is negligible in the tails.
 
-    >>> round(by_chance(5.0, 0.0, lambda t: t * t / 2) / (2 * math.exp(-12.5)), 4)
+    >>> round(chernoff_p_value(5.0, 0.0, lambda t: t * t / 2) / (2 * math.exp(-12.5)), 4)
     1.0
-    >>> by_chance(0.0, 0.0, lambda t: t * t / 2)
+    >>> chernoff_p_value(0.0, 0.0, lambda t: t * t / 2)
     1.0
     """
     side = 1.0 if value >= mean else -1.0
@@ -190,9 +194,10 @@ def by_chance(value: float, mean: float, log_mgf: Callable[[float], float]) -> f
 
 
 def mu_by_noncentral_t(inside: Tensor, outside: Tensor, alpha: float) -> float:
-    """A lower bound on the distance of two normals of one deviation, in units of it, from samples of both.
+    """Return a lower bound on the distance between the means of two normals, in units of their standard deviation.
 
-    With `t = (mean - mean') / (s h)`, h = sqrt(1/n + 1/m), the bound is `nu h` for the nu that solves
+    The two normals have the same standard deviation. With `t = (mean - mean') / (s h)`, h = sqrt(1/n + 1/m), the bound
+    is `nu h` for the nu that solves
     `P[T_{n + m - 2, nu} >= t] = alpha`.
 
     >>> torch.manual_seed(0)
@@ -208,15 +213,15 @@ def mu_by_noncentral_t(inside: Tensor, outside: Tensor, alpha: float) -> float:
         return 0.0
     if spread <= (shift / LARGEST_MU) ** 2 * freedom:
         return LARGEST_MU
-    found = shift / math.sqrt(spread / freedom) / width
-    return max(0.0, _noncentrality(found, freedom, alpha)) * width
+    statistic = shift / math.sqrt(spread / freedom) / width
+    return max(0.0, _noncentrality(statistic, freedom, alpha)) * width
 
 
-def _noncentrality(found: float, freedom: int, alpha: float) -> float:
-    """The nu at which a noncentral t is at least `found` with probability alpha.
+def _noncentrality(statistic: float, freedom: int, alpha: float) -> float:
+    """Return the nu at which a noncentral t variable is at least `statistic` with probability alpha.
 
-    T >= t means Z + nu >= t S with S = sqrt(chi2 / freedom). Given S that is one normal probability, averaged
-    over S by Gauss-Legendre quadrature: scipy's own noncentral t loses its digits for long samples.
+    T >= t means Z + nu >= t S with S = sqrt(chi2 / freedom). For given S this is a normal probability, which
+    Gauss-Legendre quadrature averages over S: scipy's noncentral t loses precision for large samples.
     """
     ends = stats.chi2.ppf([1e-12, 1 - 1e-12], freedom)
     points, weights = _quadrature()
@@ -226,24 +231,26 @@ def _noncentrality(found: float, freedom: int, alpha: float) -> float:
     roots = np.sqrt(squares / freedom)
 
     def excess(nu: float) -> float:
-        return float((mass * special.ndtr(nu - found * roots)).sum() - alpha)
+        return float((mass * special.ndtr(nu - statistic * roots)).sum() - alpha)
 
     reach = stats.norm.isf(alpha) + 1
-    low, high = found * roots[0] - reach - 10, found * roots[-1] + reach
+    low, high = statistic * roots[0] - reach - 10, statistic * roots[-1] + reach
     return float(optimize.brentq(excess, low, high, xtol=1e-9))
 
 
 @lru_cache(maxsize=1)
 def _quadrature() -> tuple[Numbers, Numbers]:
+    """Return nodes and weights of Gauss-Legendre quadrature; computed once."""
     points, weights = np.polynomial.legendre.leggauss(200)
     return points, weights
 
 
 def mu_by_threshold(inside: Tensor, outside: Tensor, alpha: float) -> float:
-    """A lower bound on mu from errors alone: a threshold from one half of the scores, Clopper-Pearson on the other.
+    """Return a lower bound on mu from the error rates of a threshold test.
 
-    `mu = invPhi(1 - FPR) - invPhi(FNR)` at the upper bounds of both rates, alpha / 2 each. Unlike the noncentral t
-    it needs no law of the scores, only that the release is no better than a Gaussian one.
+    The threshold is chosen on one half of the scores; the other half gives Clopper-Pearson upper bounds on both error
+    rates, at alpha / 2 each, and `mu = invPhi(1 - FPR) - invPhi(FNR)`. Unlike the noncentral t, the bound assumes no
+    distribution of the scores, only that the release is no more distinguishable than a Gaussian one.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -258,31 +265,33 @@ def mu_by_threshold(inside: Tensor, outside: Tensor, alpha: float) -> float:
 
 
 def _mu_at(thresholds: Numbers, inside: Numbers, outside: Numbers, alpha: float) -> Numbers:
-    """The bound on mu at each threshold."""
-    false = len(outside) - np.searchsorted(np.sort(outside), thresholds, side="left")
-    missed = np.searchsorted(np.sort(inside), thresholds, side="left")
-    rates = [upper_rate(hits, len(them), alpha / 2) for hits, them in ((false, outside), (missed, inside))]
+    """Return the lower bound on mu at each threshold."""
+    false_positives = len(outside) - np.searchsorted(np.sort(outside), thresholds, side="left")
+    false_negatives = np.searchsorted(np.sort(inside), thresholds, side="left")
+    counts = ((false_positives, outside), (false_negatives, inside))
+    rates = [clopper_pearson_upper(errors, len(scores), alpha / 2) for errors, scores in counts]
     with np.errstate(invalid="ignore"):
-        found = -special.ndtri(rates[0]) - special.ndtri(rates[1])
-    return np.nan_to_num(found, nan=-np.inf, neginf=-np.inf)
+        mu = -special.ndtri(rates[0]) - special.ndtri(rates[1])
+    return np.nan_to_num(mu, nan=-np.inf, neginf=-np.inf)
 
 
-def upper_rate(hits: Numbers, trials: int, alpha: float) -> Numbers:
-    """The Clopper-Pearson upper bound on a probability, for each number of hits.
+def clopper_pearson_upper(hits: Numbers, trials: int, alpha: float) -> Numbers:
+    """Return the Clopper-Pearson upper bound on a probability, for each number of hits.
 
-    >>> upper_rate(np.array([0, 100]), 100, 0.05).round(4)
+    >>> clopper_pearson_upper(np.array([0, 100]), 100, 0.05).round(4)
     array([0.0295, 1.    ])
     """
-    found = special.betaincinv(hits + 1.0, np.maximum(trials - hits, 1.0), 1 - alpha)
-    return np.where(hits >= trials, 1.0, found)
+    bound = special.betaincinv(hits + 1.0, np.maximum(trials - hits, 1.0), 1 - alpha)
+    return np.where(hits >= trials, 1.0, bound)
 
 
-def one_run_epsilon(right: int, guesses: int, canaries: int, delta: float, alpha: float) -> float:
-    """A lower bound on epsilon from one run with coin-flip canaries (Steinke et al. 2023, Theorem 5.2).
+def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, alpha: float) -> float:
+    """Return a lower bound on epsilon from one run with randomly included canaries (Steinke et al. 2023, Thm. 5.2).
 
-    Of `canaries` records each was in by a fair coin; `right` of `guesses` guesses about them were right. The number of
-    guesses must not depend on the scores. With p = e^eps / (1 + e^eps), an (eps, delta) run has
-    `P[V >= right] <= beta + 2 m delta kappa`; epsilon is rejected while that is at most alpha.
+    A fair coin decided for each of `canaries` records whether it was trained on; `correct` of `guesses` guesses about
+    the coins were correct. The number of guesses must not depend on the scores. With p = e^eps / (1 + e^eps), an
+    (eps, delta) run has `P[V >= correct] <= beta + 2 m delta kappa`; epsilon is rejected while the right-hand side is
+    at most alpha.
 
     >>> one_run_epsilon(50, 100, 1000, 1e-5, 0.05)
     0.0
@@ -292,10 +301,10 @@ def one_run_epsilon(right: int, guesses: int, canaries: int, delta: float, alpha
 
     def rejected(epsilon: float) -> bool:
         p = 1 / (1 + math.exp(-epsilon))
-        # P[Bin(guesses, p) >= k] for k = right, right - 1, ..., 0
-        tails = special.bdtrc(np.arange(right, -1, -1) - 1.0, guesses, p)
-        tails = np.where(np.arange(right, -1, -1) == 0, 1.0, tails)
-        kappa = float(np.max((tails[1:] - tails[0]) / np.arange(1, right + 1))) if right else 0.0
+        # P[Bin(guesses, p) >= k] for k = correct, correct - 1, ..., 0
+        tails = special.bdtrc(np.arange(correct, -1, -1) - 1.0, guesses, p)
+        tails = np.where(np.arange(correct, -1, -1) == 0, 1.0, tails)
+        kappa = float(np.max((tails[1:] - tails[0]) / np.arange(1, correct + 1))) if correct else 0.0
         return bool(tails[0] + 2 * canaries * delta * kappa <= alpha)
 
     if not rejected(0.0):

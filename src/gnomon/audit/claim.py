@@ -1,4 +1,4 @@
-"""What a run claims: the numbers an audit holds against it."""
+"""The privacy claim of a run, as numbers that an audit tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnomon.training import Trainer
 
 @dataclass(frozen=True)
 class Claim:
-    """The declared noise, sampling and length of a run.
+    """The declared noise multiplier, sampling scheme and number of steps of a run.
 
     >>> claim = Claim(1.4147, accounting.Poisson(0.01), 1000, 1e-5)
     >>> round(claim.epsilon, 2), round(claim.epsilon_at(2 * claim.mu), 1), claim.epsilon_at(0.0)
@@ -28,14 +28,14 @@ class Claim:
     delta: float
     adjacency: str | None = None
     accountant: Accountant = "pld"
-    """That which made the claim. What is proved against it is always converted by PLD, which is tight."""
+    """The accountant of the claim. Lower bounds are always converted to epsilon by PLD, which is tight."""
 
     def __post_init__(self) -> None:
         validate.positive("noise_multiplier", self.noise_multiplier)
 
     @classmethod
     def of(cls, trainer: Trainer) -> Claim:
-        """The claim of the run that a Trainer has planned."""
+        """Return the claim of the run that a Trainer has planned."""
         claimed = trainer.mechanism
         return cls(
             claimed.noise_multiplier,
@@ -48,16 +48,16 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """How many standard deviations one record may move a release."""
+        """The number of standard deviations by which one record may move a release."""
         return 1 / self.noise_multiplier
 
     @property
     def epsilon(self) -> float:
-        """The claimed epsilon, by the claim's accountant."""
+        """The claimed epsilon, computed by the accountant of the claim."""
         return math.inf if self.mu >= LARGEST_MU else _epsilon(self, self.mu, self.accountant)
 
     def epsilon_at(self, mu: float) -> float:
-        """The epsilon of the same run by PLD, had one record moved each release by `mu` deviations."""
+        """Return epsilon of the same run by PLD if one record moved each release by `mu` standard deviations."""
         if mu <= 0:
             return 0.0
         if mu >= LARGEST_MU:

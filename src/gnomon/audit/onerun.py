@@ -1,4 +1,7 @@
-"""A whole run attacked at once: canaries in or out by a coin, guesses from the final weights (Steinke et al. 2023)."""
+"""Privacy auditing with one training run (Steinke, Nasr and Jagielski 2023).
+
+A fair coin decides for each canary whether it is trained on; the attack guesses the coins from the final weights.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,36 @@ import torch
 from torch import Tensor
 
 from gnomon.accounting import Sampling
-from gnomon.audit.bench import Probe, probe_loss
+from gnomon.audit.attack_data import Probe, probe_loss
 from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
-from gnomon.audit.parts import Scores
+from gnomon.audit.findings import Scores
 from gnomon.errors import SettingError
 from gnomon.methods import Method, dp_sgd
 from gnomon.release import NoiseSource
 from gnomon.training import Trainer
 
-GUESSED = 0.2
-"""The share of canaries that a guess is made about: those with the highest and lowest scores."""
+GUESSED_FRACTION = 0.2
+"""Fraction of the canaries that are guessed: those with the highest and the lowest scores."""
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """What the attack on a run gave. Needs no law of the noise and no knowledge of a step, and proves less for it.
+    """The result of the attack on one run.
 
-    >>> scores, coins = torch.arange(100.0), torch.arange(100) >= 50
-    >>> found = judged(scores, coins, delta=1e-5, alpha=0.05)
-    >>> found.right, round(found.epsilon, 2)
+    The bound assumes nothing about the noise or about single steps, and is weaker for it.
+
+    >>> scores, included = torch.arange(100.0), torch.arange(100) >= 50
+    >>> run = guess_membership(scores, included, delta=1e-5, alpha=0.05)
+    >>> run.correct, round(run.epsilon, 2)
     (20, 1.82)
     """
 
     canaries: int
     guesses: int
-    right: int
+    correct: int
     epsilon: float
+    """Lower bound on epsilon."""
     scores: Scores
 
 
@@ -50,36 +56,48 @@ def one_run(
     noise: NoiseSource | None = None,
     seed: int = 0,
 ) -> OneRun:
-    """Trains the probe for the whole claimed run on canaries that a coin chose, and guesses the coins.
+    """Train the probe for the whole claimed run on randomly included canaries, and guess which were included.
 
-    The probe has `size` parameters, by default one for each canary, which then has it to itself; in a smaller one
-    canaries are random directions. Methods that use public records need them to be as wide as the probe.
+    Args:
+        claim: the claim under audit.
+        method: the method of the run (default: DP-SGD).
+        canaries: the number of canaries.
+        size: the number of parameters of the probe. By default each canary has a parameter of its own; in a smaller
+            probe canaries are random directions. Public records of a method must have this many features.
+        alpha: the probability with which the lower bound may exceed the true epsilon.
+        trainer: the class of the Trainer.
+        max_physical_batch_size: the largest physical batch of the run.
+        noise: the noise source of the run (default: a secure source).
+        seed: seed of the coins and of random directions.
+
+    Raises:
+        SettingError: the number of canaries does not fit the sampling scheme.
 
     >>> from gnomon.accounting import FullBatch
     >>> broken = one_run(Claim(0.05, FullBatch(), 1, 1e-5), canaries=100)
-    >>> broken.right, broken.guesses
+    >>> broken.correct, broken.guesses
     (20, 20)
     """
-    coins, draw = tossed(claim.sampler, canaries, seed)
+    included, generator = draw_membership(claim.sampler, canaries, seed)
     model = Probe(size or canaries)
-    copied = trainer(
+    run = trainer(
         model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method or dp_sgd(),
         sampler=claim.sampler, expected_batch_size=1.0, noise_multiplier=claim.noise_multiplier,
         target_delta=claim.delta, steps=claim.steps, adjacency=claim.adjacency,
         max_physical_batch_size=max_physical_batch_size, noise=noise, progress=False,
     )  # fmt: skip
-    rows = torch.randn(canaries, model.size, generator=draw) if model.size < canaries else torch.eye(model.size)
-    spikes = 1000 * rows[:canaries] / rows[:canaries].norm(dim=1, keepdim=True)
-    copied.fit((spikes[coins], torch.zeros(int(coins.sum()))))
+    rows = torch.randn(canaries, model.size, generator=generator) if model.size < canaries else torch.eye(model.size)
+    gradients = 1000 * rows[:canaries] / rows[:canaries].norm(dim=1, keepdim=True)
+    run.fit((gradients[included], torch.zeros(int(included.sum()))))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return judged(-(spikes @ weights), coins, claim.delta, alpha)
+    return guess_membership(-(gradients @ weights), included, claim.delta, alpha)
 
 
-def tossed(sampler: Sampling, canaries: int, seed: int = 0) -> tuple[Tensor, torch.Generator]:
-    """Which canaries are in, and what the other random choices are drawn from.
+def draw_membership(sampler: Sampling, canaries: int, seed: int = 0) -> tuple[Tensor, torch.Generator]:
+    """Return which canaries are included, by fair coins, and the generator for all further random choices.
 
     >>> from gnomon.accounting import FixedSize
-    >>> tossed(FixedSize(64), 100)
+    >>> draw_membership(FixedSize(64), 100)
     Traceback (most recent call last):
     gnomon.errors.SettingError: whole_run = 100 is invalid: 50 of the canaries are training records, and the sampler \
 cannot draw from them (batch_size = 64 is invalid; expected at most the 50 records of the data set)
@@ -98,10 +116,14 @@ cannot draw from them (batch_size = 64 is invalid; expected at most the 50 recor
     return coins, draw
 
 
-def judged(scores: Tensor, coins: Tensor, delta: float, alpha: float) -> OneRun:
-    """The bound for scores that are higher for canaries that are in. How many guesses are made is fixed beforehand."""
-    each = max(1, int(GUESSED * len(coins) / 2))
+def guess_membership(scores: Tensor, included: Tensor, delta: float, alpha: float) -> OneRun:
+    """Guess membership from scores that are higher for included canaries, and return the bound on epsilon.
+
+    The number of guesses is fixed beforehand, as the bound requires.
+    """
+    each = max(1, int(GUESSED_FRACTION * len(included) / 2))
     order = scores.argsort()
-    right = int(coins[order[-each:]].sum()) + int((~coins[order[:each]]).sum())
-    found = one_run_epsilon(right, 2 * each, len(coins), delta, alpha)
-    return OneRun(len(coins), 2 * each, right, found, Scores(scores[coins].double(), scores[~coins].double()))
+    correct = int(included[order[-each:]].sum()) + int((~included[order[:each]]).sum())
+    epsilon = one_run_epsilon(correct, 2 * each, len(included), delta, alpha)
+    separated = Scores(scores[included].double(), scores[~included].double())
+    return OneRun(len(included), 2 * each, correct, epsilon, separated)

@@ -1,4 +1,4 @@
-"""The result of an audit: a sentence, a table, JSON, and the scores behind them."""
+"""The report of an audit: verdict, table of findings and bounds, JSON, and scores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 from gnomon.accounting import digits
 from gnomon.audit.claim import Claim
-from gnomon.audit.findings import Finding, LowerBound
+from gnomon.audit.findings import Finding, LowerBound, Scores
 from gnomon.audit.onerun import OneRun
-from gnomon.audit.parts import Scores
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an audit found.
+    """The findings and lower bounds of an audit, beside the claim.
 
     >>> from gnomon.accounting import Poisson
     >>> report = Report(Claim(1.4147, Poisson(0.01), 1000, 1e-5), 0.999, (), (LowerBound("S and W", 0.7, 0.98),))
@@ -37,31 +36,35 @@ class Report:
 
     @property
     def epsilon(self) -> float:
-        """The audited lower bound: the largest of all, with the confidence shared among them."""
+        """The audited lower bound on epsilon: the largest of all bounds, which share the error probability."""
         whole = [self.run.epsilon] if self.run is not None else []
         return max([bound.epsilon for bound in self.bounds] + whole, default=0.0)
 
     @property
     def failed(self) -> list[str]:
-        """What was violated."""
-        found = [f"{one.part} {one.what}" for one in self.findings if not one.ok]
-        found += [f"lower bound {one.name}" for one in self.bounds if self._exceeds(one)]
+        """The names of all failed findings and of all lower bounds above the claim."""
+        failures = [f"{finding.part} {finding.what}" for finding in self.findings if not finding.ok]
+        failures += [f"lower bound {bound.name}" for bound in self.bounds if self._exceeds(bound)]
         if self.run is not None and self.run.epsilon > self.claim.epsilon:
-            found.append("lower bound of the whole run")
-        return found
+            failures.append("lower bound of the whole run")
+        return failures
 
     def _exceeds(self, bound: LowerBound) -> bool:
-        """A bound by PLD above a claim by PLD is one of mu; other accountants may claim less than PLD does."""
-        beyond = self.claim.accountant != "pld" and bound.epsilon > self.claim.epsilon
-        return bound.mu > self.claim.mu or beyond
+        """Return whether a lower bound contradicts the claim.
+
+        For a claim by PLD it is enough to compare mu. Other accountants may claim a smaller epsilon than PLD for the
+        same mu, so epsilon is compared as well.
+        """
+        epsilon_exceeds = self.claim.accountant != "pld" and bound.epsilon > self.claim.epsilon
+        return bound.mu > self.claim.mu or epsilon_exceeds
 
     @property
     def ok(self) -> bool:
-        """Whether nothing contradicts the claim."""
+        """Whether no finding and no lower bound contradicts the claim."""
         return not self.failed
 
     def sentence(self) -> str:
-        """The verdict in one line."""
+        """Return the verdict in one line."""
         verdict = "consistent" if self.ok else "VIOLATED"
         return (
             f"claimed epsilon {digits(self.claim.epsilon, 2)}, "
@@ -70,7 +73,7 @@ class Report:
         )
 
     def table(self) -> str:
-        """All tests and bounds."""
+        """Return all findings, all lower bounds and the verdict as text."""
         lines = [
             f"{self.method or 'audit'}, noise multiplier {self.claim.noise_multiplier:.5g}, "
             f"{self.claim.sampler.name}, {self.claim.steps} steps, delta = {self.claim.delta:g}",
@@ -80,9 +83,9 @@ class Report:
             f"{'lower bounds':<24} {'mu':>9} {'epsilon':>9}",
             f"{'claimed':<24} {self.claim.mu:>9.4f} {digits(self.claim.epsilon):>9}",
         ]
-        lines += [f"{one.name:<24} {one.mu:>9.4f} {digits(one.epsilon, lower=True):>9}" for one in self.bounds]
+        lines += [f"{bound.name:<24} {bound.mu:>9.4f} {digits(bound.epsilon, lower=True):>9}" for bound in self.bounds]
         if self.run is not None:
-            guesses = f"{self.run.right} of {self.run.guesses} guesses"
+            guesses = f"{self.run.correct} of {self.run.guesses} guesses"
             lines.append(f"{'whole run':<24} {'':>9} {digits(self.run.epsilon, lower=True):>9}  {guesses}")
         lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
         if not self.ok:
@@ -90,7 +93,7 @@ class Report:
         return "\n".join([*lines, "", self.sentence()])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, which has no infinity: None stands for it."""
+        """Return plain values for JSON, with None for infinity."""
         values: dict[str, Any] = {
             "consistent": self.ok,
             "sentence": self.sentence(),
@@ -107,18 +110,22 @@ class Report:
             },
             "confidence": self.confidence,
             "lower_bound": _plain(self.epsilon),
-            "bounds": [vars(one) | {"epsilon": _plain(one.epsilon)} for one in self.bounds],
-            "findings": [vars(one) | {"value": _plain(one.value)} for one in self.findings],
+            "bounds": [vars(bound) | {"epsilon": _plain(bound.epsilon)} for bound in self.bounds],
+            "findings": [vars(finding) | {"value": _plain(finding.value)} for finding in self.findings],
             "violated": self.failed,
             "seconds": round(self.seconds, 3),
         }
         if self.run is not None:
-            names = ("canaries", "guesses", "right", "epsilon")
-            values["whole_run"] = {name: getattr(self.run, name) for name in names}
+            values["whole_run"] = {
+                "canaries": self.run.canaries,
+                "guesses": self.run.guesses,
+                "right": self.run.correct,
+                "epsilon": self.run.epsilon,
+            }
         return values
 
     def json(self) -> str:
-        """The report for machines."""
+        """Return the report as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The Trainer under attack: gets data sets of the auditor's choice, and its releases are read from the weights."""
+"""The target of an audit: copies of a Trainer whose releases are read from the change of the weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from gnomon.accounting import FullBatch, Poisson, Sampling
-from gnomon.audit.bench import Batch
+from gnomon.audit.attack_data import Batch
 from gnomon.audit.claim import Claim
-from gnomon.audit.observation import Observation, Still
-from gnomon.audit.repeatable import without_dropout
+from gnomon.audit.whitening import FrozenSubspace, Whitening
 from gnomon.errors import SettingError
 from gnomon.methods import Method
 from gnomon.methods.steps import Descent
@@ -22,31 +22,34 @@ from gnomon.release import NoiseSource, SecureNoise, SeededNoise
 from gnomon.subspaces import Ambient, StepContext
 from gnomon.training import Trainer
 
-NEVER = 1e-12
-"""A sample rate at which nobody comes."""
+EMPTY_BATCH_RATE = 1e-12
+"""A sampling rate so low that every batch is empty."""
 
 
 class Target(Protocol):
-    """Anything that releases noisy sums. A Trainer is one; a federated server can be another."""
+    """Anything that releases noisy sums, such as a Trainer or a federated server."""
 
     @property
     def claim(self) -> Claim:
-        """What is claimed for it."""
+        """The privacy claim under audit."""
 
     @property
-    def view(self) -> Observation:
-        """The coordinates in which its noise is white."""
+    def whitening(self) -> Whitening:
+        """The map to coordinates in which the noise is white."""
 
-    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
-        """The sums of `count` steps on a data set, (count, p), float64, in units of the clip bound.
+    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, physical_batches: int = 1) -> Tensor:
+        """Return the released sums of `count` steps on a data set, (count, p), float64, in units of the clip bound.
 
-        None stands for a step that nobody takes part in. With `noisy=False` noise is off; `parts` is in how many
-        physical batches the data set is cut.
+        Args:
+            data: the data set; None for an empty batch.
+            count: the number of steps, each from the same weights.
+            noisy: whether noise is added.
+            physical_batches: the number of physical batches into which the data set is split.
         """
 
 
-class NoNoise:
-    """Zeros in the place of normals."""
+class ZeroNoise:
+    """A noise source whose normals are zero; uniform draws come from another source."""
 
     private = False
 
@@ -60,18 +63,19 @@ class NoNoise:
         return self._noise.uniform(count)
 
 
-class Reader(torch.optim.SGD):
-    """Plain SGD with learning rate 1 that says how far the weights went, with all digits.
+class ReleaseReader(torch.optim.SGD):
+    """Plain SGD with learning rate 1 that measures the change of the weights without rounding.
 
-    Weights in float32 swallow what is small beside them. Where they went where their gradients sent them, the
-    gradients tell how far; where not, somebody else moved them, and the weights tell.
+    A float32 weight rounds away a change that is small relative to it. Where a weight changed by its gradients, up to
+    rounding, the sum of the gradients is the exact change; elsewhere other code changed the weight as well, and the
+    difference of the weights is measured.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
-    >>> reader = Reader([weight])
+    >>> reader = ReleaseReader([weight])
     >>> reader.start()
     >>> weight.grad = torch.tensor([1.23456e-6])
     >>> reader.step()
-    >>> f"{float(reader.moved()):.5e}", weight.item()
+    >>> f"{float(reader.read_and_reset()):.5e}", weight.item()
     ('1.23456e-06', 1.0)
     """
 
@@ -80,43 +84,74 @@ class Reader(torch.optim.SGD):
         self._parameters = parameters
 
     def start(self) -> None:
-        """From here on."""
-        self._before = [p.detach().clone() for p in self._parameters]
-        self._told = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        """Start a measurement from the current weights."""
+        self._start = [p.detach().clone() for p in self._parameters]
+        self._gradients = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Moves the weights."""
-        for p, told in zip(self._parameters, self._told, strict=True):
+        """Update the weights and add up their gradients."""
+        for p, total in zip(self._parameters, self._gradients, strict=True):
             if p.grad is not None:
-                told.add_(p.grad)
+                total.add_(p.grad)
         super().step(closure)
 
     @torch.no_grad()
-    def moved(self) -> Tensor:
-        """Minus the change of all weights since the start, (p,), float64, and puts them back."""
-        found = []
-        for p, old, told in zip(self._parameters, self._before, self._told, strict=True):
-            seen = old.double() - p.double()
-            rounding = torch.finfo(p.dtype).eps * torch.maximum(old.abs(), p.abs()).double()
-            found.append(torch.where((seen - told).abs() <= rounding, told, seen).flatten().cpu())
-            p.copy_(old)
-        return torch.cat(found)
+    def read_and_reset(self) -> Tensor:
+        """Return minus the change of all weights since the start, (p,), float64, and restore the weights."""
+        changes = []
+        for p, start, total in zip(self._parameters, self._start, self._gradients, strict=True):
+            difference = start.double() - p.double()
+            rounding = torch.finfo(p.dtype).eps * torch.maximum(start.abs(), p.abs()).double()
+            changes.append(torch.where((difference - total).abs() <= rounding, total, difference).flatten().cpu())
+            p.copy_(start)
+        return torch.cat(changes)
 
 
-def _plainly_moved(method: Method) -> Method:
-    """The method with a step from which the release can be read: how a release moves the model is post-processing."""
+def without_dropout(model: nn.Module) -> tuple[nn.Module, bool]:
+    """Return a copy of a model that draws no random masks in training, and whether the model itself draws any.
+
+    Only the dropout probabilities change: the modules stay in training mode, so nothing else changes.
+
+    >>> deterministic, random = without_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    >>> deterministic[1].p, deterministic[1].training, random
+    (0.0, True, True)
+    """
+    deterministic, random = copy.deepcopy(model), False
+    for module in deterministic.modules():
+        name = "p" if isinstance(module, _DropoutNd) else "dropout"
+        if isinstance(getattr(module, name, None), float) and getattr(module, name) > 0:
+            setattr(module, name, 0.0)
+            random = True
+        if isinstance(module, nn.RReLU):
+            module.lower = module.upper = (module.lower + module.upper) / 2
+            random = True
+    return deterministic, random
+
+
+def _with_plain_step(method: Method) -> Method:
+    """Return the method with a step from which the release can be read; the original step is post-processing."""
     if method.route.expansion(method.subspace) is not None:
-        allowed = "a method that clips last: a sketched sum is bounded over the law of its sketches, not in every step"
-        raise SettingError("method", method.describe(), allowed)
+        raise SettingError.with_message(
+            f"{method.describe()} cannot be audited: the sensitivity of a sketched sum is bounded in distribution over "
+            "the sketches, not in every step. Audit a method that adds noise directly after clipping",
+            name="method",
+        )
     return dataclasses.replace(method, step=Descent(), average=False, full_batch=False)
 
 
 class TrainerTarget:
     """Copies of a Trainer, each on a data set of the auditor's choice. The Trainer itself makes no step.
 
-    A copy has the same class, model, loss, method, clip bound, divisor and noise. Its optimizer is plain SGD with
-    learning rate 1, so that `-(change of the weights) * divisor` is the released sum, read as `Reader` does. Weights
-    are put back after each step. Copies draw no masks of dropout.
+    A copy has the same class, model, loss, method, clip bound, divisor and noise source. Its optimizer is plain SGD
+    with learning rate 1, so `-(change of the weights) * divisor` is the released sum, measured by `ReleaseReader`. The
+    weights are restored after each step. Dropout is switched off in the copies.
+
+    Args:
+        trainer: the Trainer under audit.
+        example: one arbitrary record, for steps with empty batches.
+
+    Raises:
+        SettingError: the method sketches the clipped sum before noise is added.
 
     >>> from gnomon.audit import Probe, probe_loss
     >>> model = Probe(4)
@@ -127,36 +162,43 @@ class TrainerTarget:
     tensor([[0.0000, 0.6000, 0.8000, 0.0000]], dtype=torch.float64)
     """
 
-    def __init__(self, trainer: Trainer, one: Batch) -> None:
-        self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
-        mechanism, self.method = trainer.mechanism, _plainly_moved(trainer.method)
+    def __init__(self, trainer: Trainer, example: Batch) -> None:
+        self.trainer, self.example, self.claim = trainer, example, Claim.of(trainer)
+        mechanism, self.method = trainer.mechanism, _with_plain_step(trainer.method)
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
-            still = Still(self.method.subspace, mechanism.last_step - 1, mechanism.steps_per_epoch, mechanism.steps)
-            self.method = dataclasses.replace(self.method, subspace=still)
+            frozen = FrozenSubspace(
+                self.method.subspace, mechanism.last_step - 1, mechanism.steps_per_epoch, mechanism.steps
+            )
+            self.method = dataclasses.replace(self.method, subspace=frozen)
         self.model, self.dropout = without_dropout(trainer.model)
         context = StepContext(self.model, trainer.loss, 0, mechanism.steps_per_epoch, mechanism.steps, SeededNoise(0))
-        self.view = Observation(self.method, context)
+        self.whitening = Whitening(self.method, context)
 
-    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
-        return torch.stack(list(self.each(data, count, noisy=noisy, parts=parts)))
+    def releases(self, data: Batch | None, count: int, *, noisy: bool = True, physical_batches: int = 1) -> Tensor:
+        return torch.stack(list(self.each(data, count, noisy=noisy, physical_batches=physical_batches)))
 
-    def each(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Iterator[Tensor]:
-        """What `releases` gives, one step at a time, (p,)."""
+    def each(
+        self, data: Batch | None, count: int, *, noisy: bool = True, physical_batches: int = 1
+    ) -> Iterator[Tensor]:
+        """Yield the released sums of `releases` one step at a time, (p,)."""
         size = 1 if data is None else len(data[0])
-        physical = self.trainer.sampling.max_physical_batch_size if parts == 1 else max(1, -(-size // parts))
+        if physical_batches == 1:
+            physical_size = self.trainer.sampling.max_physical_batch_size
+        else:
+            physical_size = max(1, -(-size // physical_batches))
         copied = self.copy(
-            Poisson(NEVER) if data is None else FullBatch(),
+            Poisson(EMPTY_BATCH_RATE) if data is None else FullBatch(),
             count,
-            noise=self.trainer.noise if noisy else NoNoise(SecureNoise()),
-            max_physical_batch_size=physical,
+            noise=self.trainer.noise if noisy else ZeroNoise(SecureNoise()),
+            max_physical_batch_size=physical_size,
         )
         scale = copied.mechanism.expected_batch_size / copied.mechanism.max_grad_norm
         reader = copied.optimizer
-        assert isinstance(reader, Reader)
-        for inputs, targets in copied.batches(self.one if data is None else data):
+        assert isinstance(reader, ReleaseReader)
+        for inputs, targets in copied.batches(self.example if data is None else data):
             reader.start()
             copied.step(inputs, targets)
-            yield reader.moved() * scale
+            yield reader.read_and_reset() * scale
 
     def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
         """Return a copy of the Trainer at its start, with another sampling scheme and length."""
@@ -170,11 +212,11 @@ class TrainerTarget:
             adjacency=None,
             accountant="pld",
         )
-        chosen: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "mechanism": mechanism,
             "max_physical_batch_size": trainer.sampling.max_physical_batch_size,
             "noise": trainer.noise,
             "progress": False,
         }
-        optimizer = Reader([p for p in model.parameters() if p.requires_grad])
-        return type(trainer)(model, trainer.loss, optimizer, **(chosen | settings))
+        optimizer = ReleaseReader([p for p in model.parameters() if p.requires_grad])
+        return type(trainer)(model, trainer.loss, optimizer, **(defaults | settings))

@@ -1,15 +1,23 @@
-"""What happens inside training: spectra, subspaces, clipping and noise, from Gram matrices of updates."""
+"""Diagnostics of training: spectra, subspaces, clipping and noise, computed from Gram matrices of updates."""
 
-from gnomon.diagnose.clipping import bias, signal_to_noise
-from gnomon.diagnose.cloud import cloud
-from gnomon.diagnose.looks import Looks
+from gnomon.diagnose.measures import (
+    angles,
+    bias,
+    cloud,
+    components,
+    energy_inside,
+    gap,
+    gram,
+    signal_to_noise,
+    skew,
+    spectrum,
+)
 from gnomon.diagnose.observer import Diagnostics
-from gnomon.diagnose.overlap import angles, energy_inside, skew
-from gnomon.diagnose.spectrum import components, gap, gram, spectrum
+from gnomon.diagnose.schedule import DiagnosticSchedule
 
 __all__ = [
+    "DiagnosticSchedule",
     "Diagnostics",
-    "Looks",
     "angles",
     "bias",
     "cloud",

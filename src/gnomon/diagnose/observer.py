@@ -1,9 +1,8 @@
-"""An observer of training that records diagnostics at an interval."""
+"""An observer of training that records diagnostics at regular intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,50 +11,49 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.clipping import Flat
 from gnomon.data import Loader
-from gnomon.diagnose.clipping import length, signal_to_noise
-from gnomon.diagnose.cloud import spread
-from gnomon.diagnose.overlap import angles, skew
-from gnomon.diagnose.portrait import SHOWN, Sitter, portrait
-from gnomon.diagnose.spectrum import gram
+from gnomon.diagnose.measures import angles, evenly_spaced, gram, norm, signal_to_noise, skew
+from gnomon.diagnose.statistics import SHOWN, ClippedUpdates, update_statistics
 from gnomon.errors import SettingError
 from gnomon.release.door import admission
-from gnomon.subspaces import Basis
-from gnomon.subspaces.basis import AmbientBasis
-from gnomon.subspaces.beside_loss import BesideLossBasis
-from gnomon.subspaces.eigenspace import SharedBasis, TensorBases, mixing
-from gnomon.subspaces.embedding import EmbeddingBasis
-from gnomon.subspaces.gaussian_sketch import SketchBasis
+from gnomon.subspaces.eigenspace import SharedBasis, mixing
 from gnomon.training.observer import StepView
 from gnomon.updates import Updates, gradients
 from gnomon.updates.snapshot import untouched
 
 EVERY = 20
-"""Steps between two diagnoses unless told otherwise."""
+"""Default number of steps between two records."""
 
-CLIPPED = ("clipped", "incremental", "bias/cosine", "bias/ratio")
-"""What a record says about clipping."""
+CLIPPING_KEYS = ("clipped", "incremental", "bias/cosine", "bias/ratio")
+"""Diagnostics that depend on the clip bound."""
 
 
 class Diagnostics:
-    """Hands a record of plain values to `sink` every so many steps; give it to a Trainer as an observer.
+    """An observer that passes a record of plain values to `sink` at regular intervals.
 
-    Values under `public/` come from public records and released weights alone; those under `unprotected/` read
-    private records without noise and are for the data holder. `public` are the records to hold gradients against
-    (default: those of the method, if it has any); half of them make a subspace of `rank` dimensions for the other half.
-    Spectra look at `records` gradients and keep `shown` eigenvalues.
-    `public_only=True` reads no private record: everything that needs gradients is computed on public ones.
+    Values under `public/` depend on public records and released weights alone. Values under `unprotected/` read
+    private records without noise, and are for the data holder only. An observer changes nothing in training.
+
+    Args:
+        sink: called with each record.
+        every: the number of steps between two records.
+        public: public records to compare gradients with (default: those of the method, if any). One half of them spans
+            a subspace in which the other half is diagnosed.
+        rank: the rank of this subspace.
+        records: the number of gradients in a spectrum.
+        shown: the largest number of eigenvalues in a record.
+        public_only: whether to read public records only; a record then has no `unprotected/` values.
 
     >>> from torch import nn
     >>> from gnomon.release import SeededNoise
     >>> from gnomon.training import Trainer
-    >>> model, found = nn.Linear(4, 2), []
+    >>> model, records = nn.Linear(4, 2), []
     >>> data = lambda n: (torch.randn(n, 4), torch.randint(0, 2, (n,)))
     >>> trainer = Trainer(
     ...     model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=0.5),
     ...     sample_rate=0.5, expected_batch_size=10, noise_multiplier=1.0, target_delta=1e-5, steps=3,
-    ...     noise=SeededNoise(0), progress=False, observers=[Diagnostics(found.append, every=2, public=data(20))])
+    ...     noise=SeededNoise(0), progress=False, observers=[Diagnostics(records.append, every=2, public=data(20))])
     >>> _ = trainer.fit(data(20))
-    >>> [one["step"] for one in found], 0 <= found[0]["public/skew"] <= 1
+    >>> [record["step"] for record in records], 0 <= records[0]["public/skew"] <= 1
     ([0, 2], True)
     """
 
@@ -75,82 +73,100 @@ class Diagnostics:
         self.rank = validate.whole("rank", rank)
         self.records = validate.whole("records", records, least=2)
         self.shown = validate.whole("shown", shown)
-        self._last: tuple[Updates, Tensor] | None = None
+        self._previous: tuple[Updates, Tensor] | None = None
 
     def __call__(self, view: StepView) -> None:
-        """One step; most of them are none of its business."""
+        """Record the diagnostics of a step if they are due."""
         if view.context.step % self.every == 0:
             self.sink(self.record(view))
 
     def record(self, view: StepView) -> dict[str, Any]:
-        """The diagnostics of one step."""
+        """Return the diagnostics of one step.
+
+        Raises:
+            SettingError: `public_only` is set and there are no public records.
+        """
         record: dict[str, Any] = {
             "step": view.context.step,
             "epoch": view.context.step / view.context.steps_per_epoch,
         }
         with untouched(view.context.model):
-            public = self._public(view)
-        shared: SharedBasis | None = None
+            public = self._public_gradients(view)
+        public_basis: SharedBasis | None = None
         if public is not None:
-            found, shared = self._of_public(public, view)
-            record |= {f"public/{name}": value for name, value in found.items()}
+            values, public_basis = self._public_diagnostics(public, view)
+            record |= {f"public/{name}": value for name, value in values.items()}
         if not self.public_only:
-            found = self._of_private(view, shared)
-            record |= {f"unprotected/{name}": value for name, value in found.items()}
+            values = self._private_diagnostics(view, public_basis)
+            record |= {f"unprotected/{name}": value for name, value in values.items()}
         return record
 
-    def _public(self, view: StepView) -> Updates | None:
-        """Gradients of the public records at the current weights."""
+    def _public_gradients(self, view: StepView) -> Updates | None:
+        """Return the finite gradients of public records at the current weights; None if there are too few."""
         records = view.mechanism.method.public if self.public is None else self.public
         if records is None:
             if self.public_only:
-                raise SettingError("public", None, "public records: without private ones nothing else is read")
+                raise SettingError("public", None, "public records, because public_only excludes private records")
             return None
         device = next(iter(view.context.like.values())).device
         loader = Loader(records, "public", device)
-        inputs, targets = loader.take(spread(len(loader), 2 * self.records))
+        inputs, targets = loader.take(evenly_spaced(len(loader), 2 * self.records))
         context = view.context
         updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
-        usable = torch.isfinite(updates.norms()).nonzero().squeeze(1)
-        return updates.select(usable) if len(usable) >= 4 else None
+        finite = torch.isfinite(updates.norms()).nonzero().squeeze(1)
+        return updates.select(finite) if len(finite) >= 4 else None
 
-    def _of_public(self, public: Updates, view: StepView) -> tuple[dict[str, Any], SharedBasis]:
-        """Spectrum, skew between halves, drift since last time, and the held-out half's portrait."""
+    def _public_diagnostics(self, public: Updates, view: StepView) -> tuple[dict[str, Any], SharedBasis]:
+        """Return the diagnostics of public gradients, and the subspace that all of them span.
+
+        The odd half is diagnosed in the subspace of the even half. The drift compares the subspace with that of the
+        previous record.
+        """
         inner, dtype = gram(public), public.losses.dtype
-        ours, theirs = torch.arange(0, len(public), 2), torch.arange(1, len(public), 2)
-        first, second = (mixing(inner[half][:, half], self.rank, torch.float64) for half in (ours, theirs))
-        overlap = first.T @ inner[ours][:, theirs] @ second
+        even, odd = torch.arange(0, len(public), 2), torch.arange(1, len(public), 2)
+        even_mixing, odd_mixing = (mixing(inner[half][:, half], self.rank, torch.float64) for half in (even, odd))
+        overlap = even_mixing.T @ inner[even][:, odd] @ odd_mixing
         spectral, frobenius = skew(overlap)
-        half = SharedBasis(public.select(ours), first.to(dtype))
-        held_out = public.select(theirs)
-        clip = admission(held_out, Flat(), view.mechanism.max_grad_norm)
-        sitter = Sitter(held_out, clip, held_out, dict, half, half)
-        record, _ = portrait(
-            sitter, bound=view.mechanism.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
+        even_basis = SharedBasis(public.select(even), even_mixing.to(dtype))
+        held_out = public.select(odd)
+        admitted = admission(held_out, Flat(), view.mechanism.max_grad_norm)
+        record, _ = update_statistics(
+            ClippedUpdates(held_out, admitted, held_out, dict, even_basis, even_basis),
+            bound=view.mechanism.max_grad_norm,
+            unit=1.0,
+            rank=self.rank,
+            records=self.records,
+            shown=self.shown,
         )
-        if view.mechanism.method.displaces:  # the bound is for displacements, and these are gradients
-            record = {name: value for name, value in record.items() if name not in CLIPPED}
+        if view.mechanism.method.displaces:  # the clip bound applies to displacements, but public updates are gradients
+            record = {name: value for name, value in record.items() if name not in CLIPPING_KEYS}
         record |= {"skew": spectral, "skew/frobenius": frobenius, "angles": angles(overlap).tolist()}
-        whole = mixing(inner, self.rank, torch.float64)
-        if self._last is not None:
-            before, old = self._last
-            record["drift"] = angles(old.T @ before.gram(public).double() @ whole).tolist()
-        self._last = public, whole
-        return record, SharedBasis(public, whole.to(dtype))
+        public_mixing = mixing(inner, self.rank, torch.float64)
+        if self._previous is not None:
+            previous, previous_mixing = self._previous
+            drift = previous_mixing.T @ previous.gram(public).double() @ public_mixing
+            record["drift"] = angles(drift).tolist()
+        self._previous = public, public_mixing
+        return record, SharedBasis(public, public_mixing.to(dtype))
 
-    def _of_private(self, view: StepView, shared: SharedBasis | None) -> dict[str, Any]:
-        """The portrait of the step's updates, and how they compare with the noise."""
-        ambient = isinstance(view.basis, AmbientBasis)
-        basis = view.basis.inner if isinstance(view.basis, BesideLossBasis) else view.basis  # a loss is no direction
-        own = made_of_public(basis)
-        public = shared if own is None else own
-        sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(basis, public), public)
-        if not ambient:
-            route = view.mechanism.method.route
-            seen = route.coordinates(view.basis, view.updates)
-            sitter = replace(sitter, seen=seen, lift=lambda vector: route.lift(view.basis, vector))
-        record, signal = portrait(
-            sitter,
+    def _private_diagnostics(self, view: StepView, public_basis: SharedBasis | None) -> dict[str, Any]:
+        """Return the diagnostics of the step's updates, and their ratio to the noise.
+
+        Energy is measured in the public subspace of the method, or in `public_basis` if the method has none. Norms
+        after projection are measured in the projection of the method, or else in the public subspace.
+        """
+        route, method_basis = view.mechanism.method.route, view.basis.public_basis
+        public = public_basis if method_basis is None else method_basis
+        projection = view.basis.projection
+        record, signal = update_statistics(
+            ClippedUpdates(
+                view.updates,
+                view.admitted,
+                route.coordinates(view.basis, view.updates),
+                lambda vector: route.lift(view.basis, vector),
+                public if projection is None else projection,
+                public,
+            ),
             bound=view.mechanism.max_grad_norm,
             unit=view.mechanism.method.unit,
             rank=self.rank,
@@ -158,31 +174,15 @@ class Diagnostics:
             shown=self.shown,
         )
         if "energy" in record:
-            record["energy/of"] = "diagnosis" if own is None else "method"
+            record["energy/of"] = "diagnosis" if method_basis is None else "method"
         if record:
             deviation = view.mechanism.noise_multiplier * view.mechanism.max_grad_norm
-            ratio = signal_to_noise(signal * view.mechanism.expected_batch_size, deviation, dimensions(view))
+            ratio = signal_to_noise(signal * view.mechanism.expected_batch_size, deviation, noise_dimensions(view))
             record["signal_to_noise"] = ratio if ratio < float("inf") else None
         return record
 
 
-def made_of_public(basis: Basis) -> SharedBasis | TensorBases | None:
-    """The subspace of public gradients in a method's basis, if it has one; a residual beside it is no part of it."""
-    if isinstance(basis, EmbeddingBasis):
-        return basis.embedding
-    return basis if isinstance(basis, SharedBasis | TensorBases) else None
-
-
-def looked_into(basis: Basis, public: SharedBasis | TensorBases | None) -> Basis | None:
-    """Where norms after projection are taken: in the public subspace, or in random directions that are orthonormal.
-
-    A sketch is not: it stretches some updates and shrinks others.
-    """
-    random = not isinstance(basis, AmbientBasis | EmbeddingBasis | SketchBasis | SharedBasis | TensorBases)
-    return basis if random else public
-
-
-def dimensions(view: StepView) -> float:
-    """In how many dimensions the noise of a step reaches the model: `|V 1|^2`, for orthonormal V and for masks."""
+def noise_dimensions(view: StepView) -> float:
+    """Return the number of dimensions in which noise reaches the model: `|V 1|^2`, for orthonormal V and for masks."""
     ones = {name: torch.ones_like(value) for name, value in view.basis.like.items()}
-    return length(view.basis.lift(ones)) ** 2
+    return norm(view.basis.lift(ones)) ** 2

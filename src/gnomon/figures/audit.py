@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from gnomon.accounting import digits
-from gnomon.audit.parts import Scores
+from gnomon.audit.findings import Scores
 from gnomon.audit.report import Report
 from gnomon.figures.picture import BLUE, GREY, INK, RUST
 

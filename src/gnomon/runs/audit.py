@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnomon.audit.bench import Probe, probe_loss
+from gnomon.audit.attack_data import Probe, probe_loss
 from gnomon.data import Records, load
 from gnomon.methods import METHODS
 from gnomon.runs.builders import build_method, build_trainer, records

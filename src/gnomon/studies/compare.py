@@ -17,7 +17,7 @@ import torch
 
 from gnomon.accounting import digits
 from gnomon.data import Records, load
-from gnomon.diagnose import Looks
+from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import save_comparison
 from gnomon.files import write_atomic
@@ -58,7 +58,7 @@ class ComparisonCell:
     label: str
     """The method, with the settings that differ from the common ones."""
     config: TrainConfig
-    looks: Looks | None = None
+    looks: DiagnosticSchedule | None = None
     """The diagnostics to record during training, if any."""
     scored_on_train: bool = False
     """Whether the run must record its accuracy on the private records, which old stored results lack."""
@@ -248,7 +248,7 @@ def grid(
     methods: Sequence[str | MethodSpec],
     noise_multipliers: Sequence[float],
     seeds: int,
-    looks: Looks | None = None,
+    looks: DiagnosticSchedule | None = None,
     *,
     target_epsilons: Sequence[float] = (),
 ) -> list[ComparisonCell]:
@@ -342,7 +342,7 @@ def run_cell(cell: ComparisonCell) -> Result:
             "data", cell.config.data, "test records that are not training records, because methods are compared on them"
         )
     trainer = build_trainer(cell.config, source, split.public, progress=False)
-    diagnostics = cell.looks.along(trainer, split.private) if cell.looks is not None else None
+    diagnostics = cell.looks.attach(trainer, split.private) if cell.looks is not None else None
     history: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=history.append, evaluate_every=cell.config.evaluate_every)
     if result.stopped == "interrupted":

@@ -92,6 +92,21 @@ class Basis(ABC):
             f"{type(self).__name__} cannot sketch a sum before noise is added: use a GaussianSketch"
         )
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether coordinates are the parameters themselves, so that `lift` changes nothing."""
+        return False
+
+    @property
+    def projection(self) -> Basis | None:
+        """The orthonormal basis in which norms after projection are comparable with norms before it, or None."""
+        return self
+
+    @property
+    def public_basis(self) -> Any:
+        """The basis spanned by public gradients that this basis is or contains, or None."""
+        return None
+
     def extra(self, released: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the values by name that a release carries beside the update, such as the mean loss."""
         return {}
@@ -185,6 +200,14 @@ class AmbientBasis(Basis):
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(vector)
+
+    @property
+    def is_identity(self) -> bool:
+        return True
+
+    @property
+    def projection(self) -> Basis | None:
+        return None
 
     def constrained_point(
         self,

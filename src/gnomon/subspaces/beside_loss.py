@@ -79,6 +79,16 @@ class BesideLossBasis(Basis):
         """The rank of the inner basis: the loss is not a direction of the parameters."""
         return self.inner.rank
 
+    @property
+    def projection(self) -> Basis | None:
+        """The projection of the inner basis: the loss is not a direction."""
+        return self.inner.projection
+
+    @property
+    def public_basis(self) -> Any:
+        """The public part of the inner basis."""
+        return self.inner.public_basis
+
     def coordinates(self, updates: Updates) -> Updates:
         inner = self.inner.coordinates(updates)
         loss = updates.losses.clamp(0.0, self._most).mul(self._scale)[:, None]

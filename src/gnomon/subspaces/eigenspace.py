@@ -141,6 +141,11 @@ class SharedBasis(Basis):
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
 
+    @property
+    def public_basis(self) -> SharedBasis:
+        """The basis itself, which public gradients span."""
+        return self
+
     def dense(self) -> Tensor:
         """Return the p x k matrix V, for tests and small problems."""
         return self.public.dense().T @ self.mixing
@@ -167,6 +172,11 @@ class TensorBases(Basis):
     def rank(self) -> int:
         """The sum of the dimensions of all subspaces."""
         return sum(value.numel() for value in self.like.values())
+
+    @property
+    def public_basis(self) -> TensorBases:
+        """The basis itself, which public gradients span."""
+        return self
 
     def coordinates(self, updates: Updates) -> Updates:
         return Updates({name: self._part(name, updates.leaves[name]) for name in self.mixings}, updates.losses)

@@ -80,6 +80,14 @@ class EmbeddingBasis(Basis):
         self.embedding, self._scales = embedding, scales
         self.like = {**embedding.like, **like}
 
+    @property
+    def projection(self) -> Basis | None:
+        return self.embedding  # the residual is outside the public subspace
+
+    @property
+    def public_basis(self) -> SharedBasis:
+        return self.embedding
+
     def coordinates(self, updates: Updates) -> Updates:
         embedding = self.embedding.coordinates(updates).leaves[COORDINATES]
         values = embedding.dense()  # (B, k)

@@ -233,6 +233,10 @@ class SketchBasis(Basis):
             max_iterations,
         ).point
 
+    @property
+    def projection(self) -> Basis | None:
+        return None  # a sketch is not orthonormal: it stretches some updates and shrinks others
+
     def dense(self) -> Tensor:
         """Return the m x d matrix Phi, for tests and small problems."""
         return torch.cat([tile.values for tile in self._tiles()], 1)

@@ -9,7 +9,7 @@ import re
 import pytest
 import yaml
 
-from gnomon.diagnose import Looks
+from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.figures.picture import WARNING
 from gnomon.report import report
@@ -85,7 +85,7 @@ def test_epochs_without_a_score_are_left_out_of_curves():
 
 def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
     base = TrainConfig(epochs=2.0, public=40, rank=10.0)
-    looks = Looks(times=3, records=50, keep=("unprotected/spectrum", "unprotected/norms_projected/mean"))
+    looks = DiagnosticSchedule(times=3, records=50, keep=("unprotected/spectrum", "unprotected/norms_projected/mean"))
     (plain,) = compare.grid(base, ["pcdp"], [2.0], 1)
     (watched,) = compare.grid(base, ["pcdp"], [2.0], 1, looks)
     assert plain.key != watched.key
@@ -101,7 +101,7 @@ def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
 
 def test_looks_see_the_basis_of_their_own_step(tmp_path):
     base = TrainConfig(epochs=2.0, public=40, rank=10.0)
-    looks = Looks(times=2, records=50, keep=("unprotected/energy/of",))
+    looks = DiagnosticSchedule(times=2, records=50, keep=("unprotected/energy/of",))
     (cell,) = compare.grid(base, ["pcdp:start=1"], [2.0], 1, looks)
     (found,) = compare.run_grid([cell], tmp_path, progress=False)
     seen = [one["unprotected/energy/of"] for one in found["diagnostics"]]
@@ -109,7 +109,9 @@ def test_looks_see_the_basis_of_their_own_step(tmp_path):
 
 
 def test_a_name_that_no_look_finds_is_refused(tmp_path):
-    (cell,) = compare.grid(TrainConfig(epochs=1.0), ["dp-sgd"], [2.0], 1, Looks(keep=("unprotected/spectra",)))
+    (cell,) = compare.grid(
+        TrainConfig(epochs=1.0), ["dp-sgd"], [2.0], 1, DiagnosticSchedule(keep=("unprotected/spectra",))
+    )
     with pytest.raises(CellsFailed, match="unprotected/spectrum"):
         compare.run_grid([cell], tmp_path, progress=False)
 

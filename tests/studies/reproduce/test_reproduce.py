@@ -23,7 +23,6 @@ from gnomon.report.reproduction import SavedReproduction
 from gnomon.studies import compare
 from gnomon.studies.reproduce import available, read_experiment, reproduce
 from gnomon.studies.reproduce.experiment import Experiment
-from gnomon.studies.reproduce.experiment_files import restrict_to_values
 from gnomon.studies.reproduce.figures import figures
 from gnomon.studies.reproduce.formatting import accounting_words, format_number
 from gnomon.studies.reproduce.results import ResultRow, Series, final_score, result_row
@@ -31,26 +30,7 @@ from gnomon.studies.reproduce.run import as_coded_epsilon, cells_of, command, wr
 from gnomon.studies.reproduce.tables import markdown
 from gnomon.studies.store import ResultStore, pack, unpack
 from gnomon.version import __version__
-
-TOY = {
-    "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
-    "paper-epsilon": {5: 1.5, 20: 0.4}, "as-coded": "fixed-blocks",
-    "settings": {"data": "digits", "private": 1300, "public": 40, "batch-size": 130, "epochs": 1, "lr": 1},
-    "lines": {
-        "DP-SGD": {"method": "dp-sgd", "published": {5: [80, 1.5], 20: 50}},
-        "PCDP": {"method": "pcdp", "settings": {"rank": 10}, "at": {20: {"lr": 0.5}}},
-        "public": {"method": "public-only"},
-    },
-    "fast": {"values": [5], "seeds": 1, "settings": {"epochs": 0.5}},
-    "notes": ["a note"],
-}  # fmt: skip
-
-
-def toy(tmp_path, **changes):
-    path, given = tmp_path / "toy.yaml", restrict_to_values(TOY | changes) if "values" in changes else TOY | changes
-    path.write_text(yaml.safe_dump(given))
-    return read_experiment(str(path))
-
+from tests.studies.toy import TOY, toy
 
 # -- the files that come with the package ----------------------------------------------------------
 

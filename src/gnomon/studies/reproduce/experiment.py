@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gnomon.diagnose import Looks
+from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.runs.config import TrainConfig, recipe
 from gnomon.studies.method_specs import PUBLIC_ONLY, MethodSpec
@@ -153,7 +153,7 @@ class Experiment:
         return any(name.startswith("unprotected/") for name in names)
 
     @property
-    def looking(self) -> Looks | None:
+    def looking(self) -> DiagnosticSchedule | None:
         """The diagnostics that each run records: those that are drawn or measured.
 
         >>> from gnomon.studies.reproduce.experiment_files import read_experiment
@@ -163,7 +163,7 @@ class Experiment:
         if not self.looks:
             return None
         measures = {self.measure_of(line) for line in self.lines} - {"accuracy"}
-        return Looks(**self.looks, keep=(self.draw,) if self.draw else tuple(sorted(measures)))
+        return DiagnosticSchedule(**self.looks, keep=(self.draw,) if self.draw else tuple(sorted(measures)))
 
     @property
     def base(self) -> TrainConfig:
