@@ -58,6 +58,41 @@ def pipeline(path: Path) -> None:
     figure.savefig(path)
 
 
+LAYERS = (
+    ("foundations", ("errors", "validate", "text", "files", "memory", "randomness"), PUBLIC),
+    ("accounting", ("sampling", "accounting", "data", "ledger", "statement"), PUBLIC),
+    ("stages", ("losses", "updates", "models", "clipping", "constraints", "subspaces", "release", "methods"), PRIVATE),
+    ("training", ("training", "estimators", "audit", "diagnose", "figures"), PRIVATE),
+    ("applications", ("runs", "federated", "studies", "report", "cli"), PUBLIC),
+)
+"""The packages in the order of tests/test_imports.py, in five layers."""
+
+
+def packages(path: Path) -> None:
+    """Draw the packages in layers."""
+    figure = Figure(figsize=(13, 4.4), dpi=120)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, 13)
+    axes.set_ylim(0, 4.4)
+    axes.axis("off")
+    axes.text(0.15, 4.12, "A package imports only from those above it or to its left", fontsize=10, color=INK)
+    for row, (layer, names, colour) in enumerate(LAYERS):
+        bottom = 3.28 - 0.78 * row
+        axes.text(0.15, bottom + 0.27, layer, va="center", fontsize=10, weight="bold", color=INK)
+        for column, name in enumerate(names):
+            left = 1.75 + 1.39 * column
+            door = name == "release"
+            box = FancyBboxPatch(
+                (left, bottom), 1.21, 0.54, "round,pad=0.04", facecolor=DOOR if door else colour, edgecolor=INK
+            )
+            axes.add_patch(box)
+            ink = "white" if door else INK
+            axes.text(
+                left + 0.6, bottom + 0.27, name, ha="center", va="center", fontsize=9.5, family="monospace", color=ink
+            )
+    figure.savefig(path)
+
+
 def audited(path: Path) -> None:
     """Draw an audit of DP-SGD at epsilon = 1."""
     trainer, _ = trainer_to_audit(TrainConfig(batch_size=14, epochs=10, target_epsilon=1.0))
@@ -112,6 +147,7 @@ def main() -> None:
         if not measured(file, HERE.parent.parent / "experiments" / "results", name, shown):
             print(f"{file} was not drawn: experiments/results has no finished runs of {name}")
     pipeline(HERE / "pipeline.png")
+    packages(HERE / "packages.png")
     audited(HERE / "audit.png")
 
 
