@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -30,13 +31,19 @@ STAGES = (
 )
 
 
+def _canvas(height: float, width: float = 13.0) -> tuple[Figure, Axes]:
+    """Return an empty figure whose coordinates are inches."""
+    figure = Figure(figsize=(width, height), dpi=120)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
+    axes.axis("off")
+    return figure, axes
+
+
 def pipeline(path: Path) -> None:
     """Draw the stages through which a batch passes."""
-    figure = Figure(figsize=(13, 2.7), dpi=120)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, 13)
-    axes.set_ylim(0, 2.7)
-    axes.axis("off")
+    figure, axes = _canvas(height=2.7)
     for i, (name, question, package, colour) in enumerate(STAGES):
         left = 0.15 + 1.84 * i
         text = "white" if colour == DOOR else INK
@@ -70,11 +77,7 @@ LAYERS = (
 
 def packages(path: Path) -> None:
     """Draw the packages in layers."""
-    figure = Figure(figsize=(13, 4.4), dpi=120)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, 13)
-    axes.set_ylim(0, 4.4)
-    axes.axis("off")
+    figure, axes = _canvas(height=4.4)
     axes.text(0.15, 4.12, "A package imports only from those above it or to its left", fontsize=10, color=INK)
     for row, (layer, names, colour) in enumerate(LAYERS):
         bottom = 3.28 - 0.78 * row

@@ -82,7 +82,7 @@ def test_a_target_beside_the_noise_ends_the_run_at_the_target():
         ({"adjacency": "neighbourly"}, "adjacency"), ({"sampler": 0.1}, "sampler"),
         ({"method": methods.dp_comp_gd(L2Ball(1.0))}, "sampler"), ({"method": PLAIN}, "noise_multiplier"),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else next(iter(part)),
 )  # fmt: skip
 def test_a_wrong_value_is_named(wrong, name):
     with pytest.raises(SettingError, match=f"^{name} = "):

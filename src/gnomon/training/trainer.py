@@ -36,6 +36,8 @@ from gnomon.training.progress import Bar
 from gnomon.training.result import BudgetExhausted, TrainingResult
 from gnomon.updates import Loss
 
+MEMBERS_SCORED = "Scores on the validation records are of training records, wholly or in part: NOT protected."
+
 
 class Trainer:
     """Train a model under differential privacy.
@@ -273,9 +275,7 @@ class Trainer:
     def _statement_notes(self) -> list[str]:
         notes = [*self.notes, *ledger_caveats(self.ledger_session)]
         if self.membership.ever:
-            notes.insert(
-                0, "Scores on the validation records are of training records, wholly or in part: NOT protected."
-            )
+            notes.insert(0, MEMBERS_SCORED)
         if self.method.public is not None:
             count = len(Loader(self.method.public, "public"))
             notes.insert(0, f"{count} records were used as public by the method and are NOT protected.")
@@ -467,9 +467,8 @@ class Trainer:
             "seconds": time.monotonic() - started,
             **averaged(steps),
         }
-        rank = getattr(self.engine.basis, "rank", None)
-        if rank is not None:
-            metrics["rank"] = rank
+        if self.engine.basis is not None and self.engine.basis.rank is not None:
+            metrics["rank"] = self.engine.basis.rank
         if validation is not None:
             scores = evaluate(self.final, self.loss, validation)
             place = "unprotected/validation" if self.membership.current else "validation"
