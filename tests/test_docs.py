@@ -72,6 +72,15 @@ def test_what_is_installed_and_read_is_there(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_lines_of_prose_are_wrapped(page):
+    code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        code ^= line.startswith("```")
+        prose = not (code or line.startswith(("|", "    ", "!["))) and "](" not in line
+        assert not prose or len(line) <= 120, f"{page.name}:{number} has {len(line)} characters"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:

@@ -29,6 +29,10 @@ class DrawLaw:
 
     With neither `epoch` nor `batch_size`, every record joins every step independently with probability
     `Sampling.rate`.
+
+    >>> from gnomon.sampling import Shuffled
+    >>> Shuffled(40).draw_law().epoch
+    40
     """
 
     epoch: int | None = None
