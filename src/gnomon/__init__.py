@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gnomon.errors import DataError, GnomonError, SettingError, StateError
 from gnomon.version import __version__
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         methods,
         models,
         release,
+        sampling,
         subspaces,
         updates,
     )
@@ -37,9 +39,13 @@ __all__ = [
     "BudgetExhausted",
     "CompressedClassifier",
     "CompressedRegressor",
+    "DataError",
+    "GnomonError",
     "Mechanism",
     "NotPrivate",
     "PrivateStep",
+    "SettingError",
+    "StateError",
     "Statement",
     "Trainer",
     "TrainingResult",
@@ -57,6 +63,7 @@ __all__ = [
     "methods",
     "models",
     "release",
+    "sampling",
     "subspaces",
     "updates",
 ]
@@ -73,6 +80,7 @@ _PACKAGES = {
     "methods",
     "models",
     "release",
+    "sampling",
     "subspaces",
     "updates",
 }
