@@ -7,7 +7,11 @@ from typing import Self
 
 
 class GnomonError(Exception):
-    """Base class of all errors that Gnomon raises on purpose."""
+    """Base class of all errors that Gnomon raises on purpose.
+
+    >>> issubclass(SettingError, GnomonError), issubclass(SettingError, ValueError)
+    (True, True)
+    """
 
 
 class SettingError(GnomonError, ValueError):
