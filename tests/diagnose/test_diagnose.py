@@ -462,7 +462,7 @@ SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "non
 
 def test_a_run_whose_method_has_no_public_records_is_diagnosed_on_those_it_started_from(tmp_path, capsys):
     out = tmp_path / "run"
-    warm = ["--warm-start", "public", "--public", "100"]
+    warm = ["--warm-start", "public", "--public-records", "100"]
     assert main(["train", *SHORT, *warm, "--diagnose", "4", "--out", str(out)]) == 0
     seen = json.loads((out / "diagnostics.jsonl").read_text().splitlines()[0])
     assert {"public/spectrum", "unprotected/energy"} <= set(seen)

@@ -28,7 +28,7 @@ from gnomon.studies import method_specs as compared_methods
 from gnomon.studies.cells import CellsFailed
 from gnomon.training import evaluate, train_on_public
 
-SMALL = TrainConfig(epochs=2.0, public=40, rank=10)
+SMALL = TrainConfig(epochs=2.0, public_records=40, rank=10)
 
 
 def test_every_method_of_a_comparison_trains_on_the_same_private_records():
@@ -116,7 +116,7 @@ def test_all_methods_protect_the_same_records_also_where_some_have_copies(tmp_pa
     inputs[200:] = inputs[:100]
     np.savez(tmp_path / "own.npz", x_train=inputs, y_train=(inputs[:, 0] > 0).long(), x_test=inputs[:9] + 9,
              y_test=torch.zeros(9).long(), classes=2)  # fmt: skip
-    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public=50, epochs=1.0)
+    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public_records=50, epochs=1.0)
     cells = compare.grid(base, ["dp-sgd", "pcdp:rank=5", "public-only", "dp-sgd:warm-start=public"], [2.0], 1)
     splits = [records(cell.config, data.load(base.data)) for cell in cells]
     assert [len(one.public) for one in splits] == [0, 50, 50, 50]
@@ -142,7 +142,18 @@ def test_cells_run_in_parallel_processes(tmp_path):
 
 
 def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path, capsys):
-    settings = ["--epochs", "1", "--public", "40", "--seeds", "2", "--noise-multipliers", "4,8", "--workers", "1"]
+    settings = [
+        "--epochs",
+        "1",
+        "--public-records",
+        "40",
+        "--seeds",
+        "2",
+        "--noise-multipliers",
+        "4,8",
+        "--workers",
+        "1",
+    ]
     assert main(["compare", *settings, "--methods", "dp-sgd,pcdp", "--quiet", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "public-only" in said
@@ -167,7 +178,7 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--workers", "-2"], "workers = -2"),
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
-        (["--public", "0"], "public = 0"),
+        (["--public-records", "0"], "--public-records = 0"),
         (["--methods", "dp-sgd:seed=3"], "seed = '3'"),
         (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
@@ -201,7 +212,7 @@ def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_pa
     for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
         assert main(["compare", *own, "--methods", methods, *out]) == 2
         assert "public = None" in capsys.readouterr().err
-    assert main(["compare", *own, "--methods", "dp-sgd", "--public", "30", *out]) == 0
+    assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 0
     assert "public-only" in capsys.readouterr().out
 
 
@@ -211,7 +222,7 @@ def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):
 
 
 def test_methods_are_compared_at_given_epsilons_whatever_noise_each_needs(tmp_path, capsys):
-    settings = ["--epochs", "1", "--public", "40", "--seeds", "1", "--target-epsilon", "2,4", "--workers", "1"]
+    settings = ["--epochs", "1", "--public-records", "40", "--seeds", "1", "--target-epsilons", "2,4", "--workers", "1"]
     methods = "dp-sgd,dp-sgd:sampler=truncated"
     assert main(["compare", *settings, "--methods", methods, "--quiet", "--out", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
@@ -239,14 +250,14 @@ def test_a_noise_level_in_the_grid_is_no_budget():
 
 def test_cells_of_built_in_data_keep_their_public_records(tmp_path):
     (cell,) = compare.grid(TrainConfig(), ["dp-sgd"], [2.0], 1)
-    assert (cell.config.public, cell.config.private) == (100, 1337)
+    assert (cell.config.public_records, cell.config.private_records) == (100, 1337)
 
 
 def test_methods_may_carry_settings_of_their_own():
-    (cell,) = compare.grid(SMALL, ["pcdp:rank=5,scope=per-tensor"], [1.0], 1)
-    assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
+    (cell,) = compare.grid(SMALL, ["pcdp:rank=5,subspace-scope=per-tensor"], [1.0], 1)
+    assert (cell.config.rank, cell.config.subspace_scope) == (5.0, "per-tensor")
     with pytest.raises(SettingError):
-        compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+        compare.grid(SMALL, ["pcdp:subspace-scope=sideways"], [1.0], 1)
 
 
 def test_the_budget_of_a_run_whose_settings_are_taken_ends_no_run_at_a_noise_level():
@@ -270,13 +281,15 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
     "constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"]
 )
 def test_a_value_may_have_a_comma(constraint):
-    text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
+    text = f"dp-comp-minibatch:constraint={constraint},sketch-dimension=50,dp-sgd"
     methods = compared_methods.split_methods(text)
     assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
     first, _ = compare.grid(SMALL, methods, [2.0], 1)
-    assert (first.config.constraint, first.config.sketch) == (constraint, 50)
-    last = compared_methods.split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
-    assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
+    assert (first.config.constraint, first.config.sketch_dimension) == (constraint, 50)
+    last = compared_methods.split_methods(
+        f"dp-sgd,dp-comp-minibatch:sketch-dimension=50,constraint={constraint},public-only"
+    )
+    assert last[1:] == [f"dp-comp-minibatch:sketch-dimension=50,constraint={constraint}", "public-only"]
 
 
 def test_common_settings_go_to_the_methods_that_have_them():

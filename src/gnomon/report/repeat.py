@@ -8,6 +8,7 @@ from typing import Any
 
 from gnomon.runs.config import TrainConfig, as_text, recipe
 from gnomon.runs.federate_config import NOT_FEDERATED, federated_recipe
+from gnomon.runs.setting_names import current_name
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
 """Settings that a comparison varies itself."""
@@ -39,7 +40,7 @@ def federate_command(config: Mapping[str, Any]) -> str:
     >>> federate_command({"data": "mnist", "lr": 5.0, "rounds": 3, "epochs": 30.0})
     'gnomon federate --simulate --data mnist --rounds 3'
     """
-    used = {key: value for key, value in config.items() if key.replace("-", "_") not in NOT_FEDERATED}
+    used = {key: value for key, value in config.items() if current_name(key) not in NOT_FEDERATED}
     return _command(["gnomon", "federate", "--simulate"], used, federated_recipe(_data(config)))
 
 
@@ -60,7 +61,7 @@ def compare_command(
     )
     levels = ",".join(map(as_text, values))
     start = ["gnomon", "compare", "--methods", ",".join(methods), flag, levels, "--seeds", str(seeds)]
-    given = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
+    given = {key: value for key, value in config.items() if current_name(key) not in GRID}
     return _command(start, given, recipe(_data(config)))
 
 
@@ -75,7 +76,7 @@ def _defaults(config: Mapping[str, Any]) -> TrainConfig:
 def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig) -> str:
     words += ["--data", defaults.data]
     for key, value in config.items():
-        name = key.replace("-", "_")
+        name = current_name(key)
         if name != "data" and value is not None and value != getattr(defaults, name, None):
             flag, text = f"--{name.replace('_', '-')}", as_text(value)
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]

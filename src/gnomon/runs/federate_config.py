@@ -9,14 +9,16 @@ from gnomon.runs.config import RECIPES, TrainConfig, setting
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
 PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME, column:N or group"
+PROJECTED = ("pfa", "fedpdp", "fedpcdp")
 
 NOT_FEDERATED = frozenset(
-    {"epochs", "sampler", "every", "start", "public_blocks", "optimizer", "weight_decay", "schedule", "ema_decay"}
-    | {"dataset_size", "residual", "mask_rate", "evaluate_every"}
+    {"epochs", "sampler", "refresh_basis_every", "project_from_epoch", "public_blocks", "optimizer", "weight_decay"}
+    | {"lr_schedule", "ema_decay", "dataset_size", "residual_bound", "mask_rate", "evaluate_every"}
+    | {"constraint", "sketch_dimension", "sketch_form", "returned_iterate"}
 )
 """Settings of training that rounds have no use for."""
 
-NOT_DEPLOYED = frozenset({"private", "public", "partition", "holdout"})
+NOT_DEPLOYED = frozenset({"private_records", "public_records", "partition", "holdout"})
 """Settings of a simulation that a real federation has no use for: its sites have their records, and share none."""
 
 
@@ -29,9 +31,18 @@ class FederateConfig(TrainConfig):
     """
 
     method: str = setting("fedpcdp", "federated method", METHODS, group="method")
-    scope: str = setting(
-        "per-tensor", "one public subspace for each tensor, or one for all", ("global", "per-tensor"), group="method"
-    )
+    rank: float | None = setting(
+        None, "dimensions of the subspace, or below 1 the share of energy that it keeps (default: 100)",
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
+    subspace_scope: str = setting(
+        "per-tensor", "one public subspace for all parameters, or one per tensor", ("global", "per-tensor"),
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
+    public_batch: int | None = setting(
+        None, "number of public records from which a basis is computed (default: all)",
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
     batch_size: int = setting(64, "expected batch size of a client's step; at most its number of records")
     clients: int = setting(5, "how many clients", group="federation")
     rounds: int = setting(10, "how many rounds", group="federation")
@@ -52,17 +63,32 @@ class FederateConfig(TrainConfig):
         1e4, "largest entry of the server's weights; a client refuses a round with a larger one", group="federation"
     )
     server_lr: float = setting(1.0, "step size of the server", group="federation")
-    mu: float = setting(0.01, "strength of fedprox's and fedlrs's pull", group="method")
-    update_limit: float = setting(1.0, "length of a local update at which fedlrs's pull begins", group="method")
-    keep: float = setting(0.3, "share of entries that fedlrs uploads", group="method")
-    contrast: float = setting(1.0, "weight of moon's contrastive loss", group="method")
-    temperature: float = setting(0.5, "temperature of moon's contrastive loss", group="method")
-    fair: float = setting(0.1, "lambda of fedfair and fedfdp", group="method")
-    fair_most: float = setting(2.0, "largest factor of fedfair and fedfdp", group="method")
-    loss_noise: float = setting(
-        2.5, "noise multiplier of released losses, in units of the update's (fedfair, fedfdp, q-ffl)", group="method"
+    proximal_mu: float = setting(
+        0.01, "strength mu of the proximal term", group="federated methods", methods=("fedprox", "fedlrs")
     )
-    q: float = setting(1.0, "q of q-ffl", group="method")
+    update_limit: float = setting(
+        1.0, "length of a local update at which the proximal term begins", group="federated methods",
+        methods=("fedlrs",),
+    )  # fmt: skip
+    upload_fraction: float = setting(
+        0.3, "share of the update's entries that a client uploads", group="federated methods", methods=("fedlrs",)
+    )
+    contrast: float = setting(1.0, "weight of the contrastive loss", group="federated methods", methods=("moon",))
+    temperature: float = setting(
+        0.5, "temperature of the contrastive loss", group="federated methods", methods=("moon",)
+    )
+    fairness_lambda: float = setting(
+        0.1, "strength lambda of the fairness term", group="federated methods", methods=("fedfair", "fedfdp")
+    )
+    fairness_limit: float = setting(
+        2.0, "largest factor by which fairness scales a client or sample", group="federated methods",
+        methods=("fedfair", "fedfdp"),
+    )  # fmt: skip
+    loss_noise: float = setting(
+        2.5, "noise multiplier of released losses, as a multiple of the update's", group="federated methods",
+        methods=("fedfair", "fedfdp", "q-ffl"),
+    )  # fmt: skip
+    fairness_exponent: float = setting(1.0, "exponent q", group="federated methods", methods=("q-ffl",))
     unit: str = setting(
         "record",
         "what is protected: one record, against everybody; or a whole client, by a server that is trusted",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -20,6 +19,7 @@ from tqdm.auto import tqdm
 
 from gnomon.models.code import code_hash, is_custom
 from gnomon.runs.environment import versions
+from gnomon.runs.setting_names import stored_settings
 from gnomon.studies.store import ResultStore
 from gnomon.validate import whole
 
@@ -81,8 +81,8 @@ def settings_key(config: Any, **more: Any) -> str:
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
     True
     """
-    default = dataclasses.asdict(type(config)())
-    given = dataclasses.asdict(config) | {"data_dir": None, "threads": None}
+    default = stored_settings(type(config)())
+    given = stored_settings(config) | {"data_dir": None, "threads": None}
     settings = {name: value for name, value in given.items() if value != default[name]}
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
     if isinstance(noise := settings.get("noise_multiplier"), float):
@@ -122,7 +122,7 @@ def run_cells(
             if isinstance(found, Exception):
                 failures[_told(cell)] = found
             elif found is not None:
-                settings = dataclasses.asdict(cell.config) | {"data_dir": None}
+                settings = stored_settings(cell.config) | {"data_dir": None}
                 store.write(keys[cell], {"settings": settings, "versions": versions()} | found)
                 bar.set_postfix_str(f"{cell.label}: {100 * found['accuracy']:.1f} %")
     if failures:

@@ -99,7 +99,7 @@ def grid(
     *,
     target_epsilons: Sequence[float] = (),
 ) -> list[ComparisonCell]:
-    """All cells. A method may carry settings of its own: "pcdp:rank=50,scope=per-tensor".
+    """All cells. A method may carry settings of its own: "pcdp:rank=50,subspace-scope=per-tensor".
 
     Give noise multipliers, or none and target epsilons: each run then works out the noise of its own sampling.
 
@@ -109,11 +109,15 @@ def grid(
     named = [(label, *settings_of_label(label)) for label in methods]
     # everybody trains on the same private records, whether a method reads the public ones or not
     public = public_count(base) if has_public(base, methods) else 0
-    private = base.private or len(load(base.data, base.data_dir).train) - public
+    private = base.private_records or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
     base = dataclasses.replace(
-        base, private=private, public=public, dataset_size=base.dataset_size or private, target_epsilon=None
+        base,
+        private_records=private,
+        public_records=public,
+        dataset_size=base.dataset_size or private,
+        target_epsilon=None,
     )
     every = _levels(noise_multipliers, target_epsilons)
     cells = []
@@ -146,7 +150,7 @@ def has_public(base: TrainConfig, methods: Sequence[str]) -> bool:
     >>> has_public(TrainConfig(), ["dp-sgd"]), has_public(own, ["dp-sgd"]), has_public(own, ["dp-sgd", "pdp"])
     (True, False, True)
     """
-    return not is_own(base.data) or bool(base.public) or any(_reads_public(base, label) for label in methods)
+    return not is_own(base.data) or bool(base.public_records) or any(_reads_public(base, label) for label in methods)
 
 
 def _reads_public(base: TrainConfig, label: str) -> bool:

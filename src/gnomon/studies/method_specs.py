@@ -12,6 +12,7 @@ from gnomon.methods import METHODS
 from gnomon.runs.builders import without_foreign_settings
 from gnomon.runs.builders.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with, unknown_method
 from gnomon.runs.config import TrainConfig, as_text
+from gnomon.runs.setting_names import current_name, dashed
 
 PUBLIC_ONLY = "public-only"
 SEEDS = ("seed", "insecure-noise-seed")
@@ -21,10 +22,10 @@ SEEDS = ("seed", "insecure-noise-seed")
 def split_methods(text: str) -> list[str]:
     """Methods in a list, where commas also separate a method's own settings.
 
-    >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
-    ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
-    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch=50,dp-sgd")
-    ['dp-comp-gd:constraint=box:-1,1,sketch=50', 'dp-sgd']
+    >>> split_methods("dp-sgd,pcdp:rank=50,subspace-scope=per-tensor,public-only")
+    ['dp-sgd', 'pcdp:rank=50,subspace-scope=per-tensor', 'public-only']
+    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch-dimension=50,dp-sgd")
+    ['dp-comp-gd:constraint=box:-1,1,sketch-dimension=50', 'dp-sgd']
     """
     parts: list[str] = []
     for item in _items(re.split("[,;]", text)):
@@ -83,28 +84,31 @@ def refuse_unheard(base: TrainConfig, methods: Sequence[str]) -> None:
     >>> refuse_unheard(TrainConfig(local_steps=3), ["dp-sgd", "dp-lsgd"])
     >>> refuse_unheard(TrainConfig(local_steps=3), ["pcdp"])
     Traceback (most recent call last):
-    gnomon.errors.SettingError: local-steps = 3 is invalid; expected it to a method by name: write pcdp:local-steps=3
+    gnomon.errors.SettingError: local-steps applies to dp-lsgd only: write pcdp:local-steps=3 for another method
     """
     default, private = TrainConfig(), [label for label in methods if settings_of_label(label)[0] != PUBLIC_ONLY]
     for name in (*METHOD_SETTINGS, *LOCAL_SETTINGS):
         value = getattr(base, name)
         if value != getattr(default, name) and not any(_hears(base, label, name) for label in private):
-            raise SettingError(name.replace("_", "-"), value, _remedy(base, private, name))
+            raise SettingError.with_message(_unused(base, private, name), name=dashed(name), value=value)
 
 
 def _hears(base: TrainConfig, label: str, name: str) -> bool:
     """Whether a method takes a setting from the common ones."""
     method, own = settings_of_label(label)
-    if name in {key.replace("-", "_") for key in own}:
+    if name in map(current_name, own):
         return False
     kept = without_foreign_settings(dataclasses.replace(base, method=method))
     return bool(getattr(kept, name) == getattr(base, name))
 
 
-def _remedy(base: TrainConfig, methods: Sequence[str], name: str) -> str:
-    """How to give a setting that no method has heard."""
-    flag, able = name.replace("_", "-"), methods_with(name)
-    fitting = [one for one in (settings_of_label(label)[0] for label in methods) if one in able]
-    if fitting:
-        return f"it to a method by name: write {fitting[0]}:{flag}={as_text(getattr(base, name))}"
-    return f"it beside a method that has it: {', '.join(able)}"
+def _unused(base: TrainConfig, methods: Sequence[str], name: str) -> str:
+    """Return the message for a common setting that no method of a comparison takes."""
+    usable = methods_with(name)
+    able = [method for method in (settings_of_label(label)[0] for label in methods) if method in usable]
+    if name in LOCAL_SETTINGS:
+        example = f"{able[0] if able else 'pcdp'}:{dashed(name)}={as_text(getattr(base, name))}"
+        return f"{dashed(name)} applies to dp-lsgd only: write {example} for another method"
+    if able:
+        return f"{dashed(name)} is set by every method of the comparison that has it: remove the common value"
+    return f"{dashed(name)} applies to {', '.join(usable)} only: add one of these methods, or remove it"

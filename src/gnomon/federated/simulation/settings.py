@@ -99,12 +99,12 @@ def refuse_unused(config: FederateConfig, unused: Iterable[str] = NOT_FEDERATED,
 def local_config(config: FederateConfig, method: str) -> TrainConfig:
     """The settings of a client's own training, with its local method by name.
 
-    >>> local_config(FederateConfig(), "dp-sgd").scope
+    >>> local_config(FederateConfig(), "dp-sgd").subspace_scope
     'global'
     """
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     plain = TrainConfig()
     settings |= {name: getattr(plain, name) for name in NOT_FEDERATED}
     if method not in ("pdp", "pcdp"):
-        settings |= {"rank": None, "scope": "global", "public_batch": None}
+        settings |= {"rank": None, "subspace_scope": "global", "public_batch": None}
     return TrainConfig(**settings | {"method": method})

@@ -31,25 +31,25 @@ def build_strategy(config: FederateConfig, public: Records) -> Strategy:
     """Return the strategy of a config: the function of its name, with the settings that its signature asks for.
 
     >>> from gnomon.data import load
-    >>> build_strategy(FederateConfig(method="fedprox", mu=0.5), load("digits").train[:0]).components
+    >>> build_strategy(FederateConfig(method="fedprox", proximal_mu=0.5), load("digits").train[:0]).components
     (Prox(mu=0.5),)
     """
     refuse_unused(config)
     lr = positive("lr", config.lr)
     settings: dict[str, Any] = {
         "lr": lr,
-        "mu": config.mu,
+        "mu": config.proximal_mu,
         "weight": config.contrast,
         "temperature": config.temperature,
         "limit": config.update_limit,
-        "fraction": config.keep,
-        "strength": config.fair,
-        "most": config.fair_most,
+        "fraction": config.upload_fraction,
+        "strength": config.fairness_lambda,
+        "most": config.fairness_limit,
         "ratio": config.loss_noise,
-        "q": config.q,
+        "q": config.fairness_exponent,
         "public": public,
         "rank": 100 if config.rank is None else config.rank,
-        "per_tensor": config.scope == "per-tensor",
+        "per_tensor": config.subspace_scope == "per-tensor",
         "public_batch": config.public_batch,
         "local": build_method(local_config(config, LOCAL.get(config.method, "dp-sgd")), public),
     }

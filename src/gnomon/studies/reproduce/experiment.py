@@ -11,6 +11,7 @@ from typing import Any
 from gnomon.diagnose import Looks
 from gnomon.errors import SettingError
 from gnomon.runs.config import TrainConfig, as_text, recipe
+from gnomon.runs.setting_names import current_name
 
 NOISE, BUDGET = "noise-multiplier", "target-epsilon"
 
@@ -36,8 +37,8 @@ class ExperimentLine:
     def label(self, axis: str, value: float) -> str:
         """What `gnomon compare` would call this line at a value: the method with its own settings.
 
-        >>> ExperimentLine("x", "pcdp", {"scope": "per-tensor"}).label("rank", 50)
-        'pcdp:scope=per-tensor,rank=50'
+        >>> ExperimentLine("x", "pcdp", {"subspace-scope": "per-tensor"}).label("rank", 50)
+        'pcdp:subspace-scope=per-tensor,rank=50'
         """
         own = self.settings | self.at.get(value, {})
         if axis not in (NOISE, BUDGET):
@@ -107,12 +108,17 @@ class Experiment:
         >>> read_experiment("dp-lsgd-figure1").runs
         6
         """
-        whatever = self.axis != "public"
+        whatever = not self.varies_public_records
         labels = {
             "public-only" if line.method == "public-only" and whatever else (line.label(self.axis, value), value)
             for line, value in self.chosen()
         }
         return self.seeds * len(labels)
+
+    @property
+    def varies_public_records(self) -> bool:
+        """Whether the axis is the number of public records."""
+        return current_name(self.axis) == "public_records"
 
     @property
     def unprotected(self) -> bool:

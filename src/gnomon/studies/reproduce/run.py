@@ -44,7 +44,7 @@ def reproduce(
 
     >>> import tempfile
     >>> from gnomon.studies.reproduce.experiment import Experiment, ExperimentLine
-    >>> settings = {"data": "digits", "private": 1300, "epochs": 0.5}
+    >>> settings = {"data": "digits", "private-records": 1300, "epochs": 0.5}
     >>> toy = Experiment("toy", "A toy", "nobody", settings, NOISE, (5.0,), 1, (ExperimentLine("DP-SGD", "dp-sgd"),))
     >>> with tempfile.TemporaryDirectory() as place:
     ...     rows = reproduce(toy, Path(place), progress=False, say=lambda text: None)
@@ -108,7 +108,7 @@ def cells_of(experiment: Experiment, line: ExperimentLine, value: float) -> list
     [6.0, 6.0, 6.0, 6.0]
     """
     base, label = experiment.base, line.label(experiment.axis, value)
-    if line.method == compare.PUBLIC_ONLY and experiment.axis != "public":
+    if line.method == compare.PUBLIC_ONLY and not experiment.varies_public_records:
         label = compare.PUBLIC_ONLY  # nothing but the public records matters to it
     if label == compare.PUBLIC_ONLY:
         return compare.grid(base, [label], [1.0], experiment.seeds)
@@ -123,8 +123,8 @@ def _level(experiment: Experiment, base: TrainConfig, line: ExperimentLine, valu
         return positive(NOISE, value)
     if experiment.axis == BUDGET:
         given = base.with_settings(line.settings | line.at.get(value, {}))
-        if given.private is None:
-            raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
+        if given.private_records is None:
+            raise SettingError("private-records", None, f"the number of private records, for an axis of {BUDGET}")
         if (given.sampler, given.accountant, given.adjacency) != ("poisson", "pld", None):
             allowed = (
                 f"poisson, pld and no adjacency of its own, for an axis of {BUDGET}; others can be run at given noise"
@@ -132,7 +132,7 @@ def _level(experiment: Experiment, base: TrainConfig, line: ExperimentLine, valu
             raise SettingError(
                 "sampler, accountant, adjacency", (given.sampler, given.accountant, given.adjacency), allowed
             )
-        rate = given.batch_size / (given.dataset_size or given.private)
+        rate = given.batch_size / (given.dataset_size or given.private_records)
         return calibrated(value, rate, steps_of(given.epochs, Poisson(rate)), given.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
@@ -160,9 +160,9 @@ def as_coded(experiment: Experiment, config: TrainConfig) -> float | None:
     >>> round(found, 1)
     7.0
     """
-    if not experiment.as_coded or config.noise_multiplier is None or config.private is None:
+    if not experiment.as_coded or config.noise_multiplier is None or config.private_records is None:
         return None
-    per_epoch = max(1, round(config.private / config.batch_size))
+    per_epoch = max(1, round(config.private_records / config.batch_size))
     steps = max(1, round(config.epochs * per_epoch))
     noise = config.noise_multiplier / (2 if experiment.micro_batch > 1 else 1)
     return of_blocks(noise, per_epoch, steps, config.target_delta)
