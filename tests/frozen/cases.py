@@ -37,6 +37,7 @@ from gnomon.federated.rounds import InProcess, run_round
 from gnomon.ledger import Ledger
 from gnomon.methods.forms import FORMS
 from gnomon.release import SeededNoise
+from gnomon.runs.setting_names import STORED_NAMES, dashed
 from gnomon.studies.reproduce import read_experiment
 from gnomon.studies.reproduce.run import cells_of
 from gnomon.training import evaluate, read_checkpoint, restore_checkpoint, save_checkpoint, train_on_public
@@ -202,12 +203,18 @@ def command(*words: Any, code: int = 0) -> str:
     return out.getvalue()
 
 
+def stored_config(text: str) -> dict[str, Any]:
+    """The settings of a config file under the names that kept results use, which renaming a setting does not change."""
+    stored = {dashed(current): dashed(former) for current, former in STORED_NAMES.items()}
+    return {stored.get(name, name): value for name, value in yaml.safe_load(text).items()}
+
+
 def run_folder(folder: Path, settings: bool = False) -> Outputs:
     """What a run on the command line leaves, as far as it lasts; its settings one by one, or as a text."""
     left: Outputs = {"weights": dict(sorted(load_file(folder / "model.safetensors").items()))}
     left["metrics"] = [lasting(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    config = (folder / "config.yaml").read_text()
-    left["config"] = yaml.safe_load(config) if settings else config
+    config = stored_config((folder / "config.yaml").read_text())
+    left["config"] = config if settings else yaml.safe_dump(config, sort_keys=False)
     left["statement"] = lasting(json.loads((folder / "statement.json").read_text()))
     del left["statement"]["not_covered"]  # in the text
     left["statement text"] = lasting_text((folder / "statement.txt").read_text())
