@@ -822,7 +822,7 @@ def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tm
     assert "none yet" in (said := capsys.readouterr().err)
     assert "--by-name enters a name for runs with --data-id" in said
     assert main([*budget, "--by-name"]) == 0
-    assert "only runs with --data-id" in capsys.readouterr().out
+    assert "without it they are NOT" in capsys.readouterr().out
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     assert main([*short, "--data-id", "digits", "--out", str(tmp_path / "a")]) == 2
     assert "budget" in capsys.readouterr().err

@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon import data, models
+from gnomon import data, files, models
 from gnomon.cli.main import main
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import comparison_pictures
 from gnomon.report import report
 from gnomon.report.page import section
 from gnomon.report.read import read_run
-from gnomon.runs import folder as run_folder
 from gnomon.runs.builders import records
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
@@ -183,8 +182,11 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
         (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
         (["--local-lr", "0.0123456789", "--methods", "dp-sgd"], "write dp-sgd:local-lr=0.0123456789"),
-        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "mask-rate = 0.5 is invalid; expected it beside a method"),
-        (["--rank", "20", "--methods", "pcdp:rank=50,public-only"], "rank = 20"),
+        (["--mask-rate", "0.5", "--methods", "dp-sgd,pcdp"], "--mask-rate applies to rsdp only"),
+        (
+            ["--rank", "20", "--methods", "pcdp:rank=50,public-only"],
+            "--rank is set by every method of the comparison that has it",
+        ),
         (["--target-epsilons", "one"], "target-epsilons = 'one'"),
         (["--target-epsilons", "-1"], "target-epsilons = -1.0"),
         (["--target-epsilons", "1", "--noise-multipliers", "2"], "not both"),
@@ -211,7 +213,7 @@ def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_pa
     capsys.readouterr()
     for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
         assert main(["compare", *own, "--methods", methods, *out]) == 2
-        assert "public = None" in capsys.readouterr().err
+        assert "--public-records is required for npz files" in capsys.readouterr().err
     assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 0
     assert "public-only" in capsys.readouterr().out
 
@@ -377,7 +379,7 @@ def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, mo
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     for job in (leave, lambda: compare.remember(tmp_path, SMALL, ["rsdp"], [2.0], 1, cells)):
         with pytest.raises(OSError, match="intact"):
             job()

@@ -64,19 +64,10 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="enter the name as a data set of its own, to which only runs with --data-id of this name are charged",
     )
-    close = _verb(
-        verbs,
-        "close",
-        _close,
-        "close a run that will not be resumed: frees the steps it never reserved",
-    )
+    close = _verb(verbs, "close", _close, "close a run that will not be resumed: frees the steps it never reserved")
     close.add_argument("run_id", metavar="RUN", help="the id of the run")
-    pay = _verb(
-        verbs,
-        "pay",
-        _pay,
-        "charge steps that were released but are not in the ledger, as after restoring a backup",
-    )
+    missing = "charge steps that were released but are not in the ledger, as after restoring a backup"
+    pay = _verb(verbs, "pay", _pay, missing)
     pay.add_argument("run_id", metavar="RUN", help="the id of the run")
     pay.add_argument(
         "--steps", type=int, required=True, metavar="N", help="number of steps to charge; this cannot be undone"
@@ -200,7 +191,7 @@ def _known(ledger: Ledger, text: str) -> str:
         if ledger.named(text):  # the name is ambiguous
             raise
         remedy = "a data set is known after the first run on it; --by-name enters a name for runs with --data-id"
-        raise SettingError("dataset", text, f"{error.expected}; {remedy}") from None
+        raise SettingError.with_message(f"{error}; {remedy}", name="dataset", value=text) from None
 
 
 def _by_name(ledger: Ledger, text: str) -> str:
@@ -211,7 +202,7 @@ def _by_name(ledger: Ledger, text: str) -> str:
             name="dataset",
             value=text,
         )
-    print(f"only runs with --data-id {text} are charged to {text}, whatever data they read.")
+    print(f"runs are charged to {text} with --data-id {text}; without it they are NOT, whatever data they read.")
     print("From now on this ledger refuses runs without --data-id on records that it has never seen.")
     return ledger.dataset(text)
 

@@ -85,12 +85,13 @@ def _parser() -> Parser:
 
 
 def _message(error: Exception, words: Sequence[str]) -> str:
-    """Return the message of an error, with the flag that the user typed in place of the name of a parameter."""
+    """Return the message of an error, with the flag that was typed or is missing in place of a parameter's name."""
     message = str(error)
     if not isinstance(error, SettingError) or not message.startswith(f"{error.name} "):
         return message
     setting = dashed(current_name(error.name))
-    if f"--{setting}" in {word.partition("=")[0] for word in words}:
+    is_missing = message.startswith(f"{error.name} is required")
+    if is_missing or f"--{setting}" in {word.partition("=")[0] for word in words}:
         return f"--{setting}{message.removeprefix(error.name)}"
     return f"{setting}{message.removeprefix(error.name)}" if "--config" in words else message
 

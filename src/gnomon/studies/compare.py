@@ -111,7 +111,10 @@ def grid(
     public = public_count(base) if has_public(base, methods) else 0
     private = base.private_records or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
-        raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
+        raise SettingError.with_message(
+            "dataset-size is required for npz files: the number of records that you declare in public",
+            name="dataset-size",
+        )
     base = dataclasses.replace(
         base,
         private_records=private,

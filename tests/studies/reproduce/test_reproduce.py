@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from gnomon import files
 from gnomon.accounting import epsilon
 from gnomon.cli.main import main
 from gnomon.data import DataError, load
@@ -20,7 +21,6 @@ from gnomon.errors import SettingError
 from gnomon.report import report
 from gnomon.report.read import Reproduction
 from gnomon.report.reproduction import of_reproduction
-from gnomon.runs import folder as run_folder
 from gnomon.studies import compare
 from gnomon.studies.reproduce import available, read_experiment, reproduce
 from gnomon.studies.reproduce.experiment import restored
@@ -149,7 +149,7 @@ def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(t
 def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
     table = read_experiment("pcdp-table2")
     found = {line.name: cells_of(table, line, 22.0)[0].config for line in table.lines}
-    assert found["PCDP-SGD, per tensor"].scope == "per-tensor"
+    assert found["PCDP-SGD, per tensor"].subspace_scope == "per-tensor"
     assert found["RPDP-SGD, k = 800"].rank == 800
     assert found["DP-SGD from a public start"].warm_start == "public"
     assert len({(one.private_records, one.public_records, one.split_seed) for one in found.values()}) == 1
@@ -169,7 +169,7 @@ def test_settings_may_hold_at_one_value_only():
     figure = read_experiment("pdp-figure3-mnist")
     pdp = next(line for line in figure.lines if line.method == "pdp")
     early, late = (cells_of(figure, pdp, value)[0].config for value in (18.0, 8.0))
-    assert (early.lr, early.start, late.lr, late.start) == (0.1, 0, 0.1, 14)
+    assert (early.lr, early.project_from_epoch, late.lr, late.project_from_epoch) == (0.1, 0, 0.1, 14)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_random_projections_start_where_public_ones_do(name):
     pdp, rpdp = (next(line for line in figure.lines if line.method == method) for method in ("pdp", "rpdp"))
     for value in figure.values:
         public, random = (cells_of(figure, line, value)[0].config for line in (pdp, rpdp))
-        assert (public.start, public.lr) == (random.start, random.lr)
+        assert (public.project_from_epoch, public.lr) == (random.project_from_epoch, random.lr)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_a_failure_while_writing_leaves_the_results_that_were_there(tmp_path, mo
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="intact"):
         write(one, [dataclasses.replace(rows[0], measured=61.0)], tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in names} == before

@@ -40,8 +40,10 @@ def public_count(config: TrainConfig) -> int:
     100
     """
     if config.public_records is None and is_own(config.data):
-        raise SettingError(
-            "public-records", None, "the number of your records that are public; they will NOT be protected"
+        raise SettingError.with_message(
+            "public-records is required for npz files: the number of your records that are public; they will NOT be "
+            "protected",
+            name="public-records",
         )
     return whole("public-records", 100 if config.public_records is None else config.public_records)
 

@@ -142,10 +142,10 @@ def _declared_size(config: TrainConfig, source: Source) -> int:
     if config.dataset_size is not None:
         return whole("dataset-size", config.dataset_size)
     if is_own(config.data):
-        raise SettingError(
-            "dataset-size",
-            None,
-            "the number of records that you declare in public; it sets the sample rate",
+        raise SettingError.with_message(
+            "dataset-size is required for npz files: the number of records that you declare in public; it sets the "
+            "sample rate",
+            name="dataset-size",
         )
     return config.private_records or len(source.train) - (public_count(config) if uses_public(config) else 0)
 
