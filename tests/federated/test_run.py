@@ -93,7 +93,7 @@ def test_all_clients_of_a_simulation_count_for_a_data_set_that_has_a_name(tmp_pa
         (tmp_path / "run" / "config.yaml").read_text().replace("rounds: 1", "rounds: 2")
     )
     assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet", "--data-id", "others"]) == 2
-    assert "a run keeps the one it began with" in capsys.readouterr().err
+    assert "a run keeps the data set with which it began" in capsys.readouterr().err
     assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
     statement = json.loads((tmp_path / "run" / "statement.json").read_text())
     assert (statement["ledger"]["dataset"], statement["ledger"]["runs"]) == ("name:patients", 6)

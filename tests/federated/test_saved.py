@@ -55,7 +55,7 @@ def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
     [
         ("split-seed: 0", "split-seed: 4"),
         ("partition: iid", "partition: shards:2"),
-        ("private: 900", "private: 901"),
+        ("private-records: 900", "private-records: 901"),
         ("holdout: 0.1", "holdout: 0.11"),
         ("clients: 3", "clients: 4"),
     ],

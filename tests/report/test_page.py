@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gnomon.cli.federate import add_federate
+from gnomon.cli.federate import add_command as add_federate
 from gnomon.cli.main import main
 from gnomon.cli.settings import settings_of
 from gnomon.cli.train import add_command as add_train

@@ -21,7 +21,7 @@ STATE, ASKED, METRICS = "state.safetensors", "asked.jsonl", "metrics.jsonl"
 RECORDS = "unprotected-records.json"
 """A mark of each client's records. For the data holder only: who knows all records but one could try the last."""
 
-PARTS = "data, private, public, partition, split-seed, clients and holdout decide them"
+PARTS = "data, private-records, public-records, partition, split-seed, clients and holdout decide them"
 ELSE = "put them back, or begin in another folder"
 
 
