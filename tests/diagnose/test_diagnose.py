@@ -454,7 +454,7 @@ def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
     assert "private gradients" not in page
     (out / "model.safetensors").unlink()
     assert main(["diagnose", str(out)]) == 2
-    assert "no saved model" in capsys.readouterr().err
+    assert "model.safetensors is missing" in capsys.readouterr().err
 
 
 SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "none"]

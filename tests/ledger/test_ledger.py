@@ -400,14 +400,14 @@ def test_a_ledger_of_an_earlier_version_is_read_and_its_next_entry_binds_the_key
     ledger = older(path, Ledger(path).identify(data()))
     assert ledger.verify() == 3
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
-    assert "the next entry does it" in capsys.readouterr().out
+    assert "the next entry binds it" in capsys.readouterr().out
     with pytest.warns(RuntimeWarning, match="a set of the same size"):
         trainer(ledger).check((2 * data()[0], data()[1]))
     t = trainer(ledger)
     t.fit(data())
     assert t.ledger_session.total(DELTA).runs == 2
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
-    assert "the next entry does it" not in capsys.readouterr().out
+    assert "the next entry binds it" not in capsys.readouterr().out
     edit(ledger, OTHER_KEY)
     with pytest.raises(LedgerError, match="key"):
         Ledger(path)
