@@ -19,8 +19,7 @@ from gnomon import Trainer
 from gnomon.accounting import FullBatch
 from gnomon.data import CsrRecords, Loader
 from gnomon.losses import logistic
-from gnomon.methods import dp_comp_gd, dp_sgd
-from gnomon.methods.forms import FORMS
+from gnomon.methods import FORMS, dp_comp_gd, dp_sgd
 from gnomon.models import SparseLinear
 from gnomon.release import SeededNoise
 from measure import Step, by_turns

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from engines import sgd
 from gnomon.models import paper_cnn, resnet20
-from gnomon.updates import local_sgd
-from gnomon.updates.drift import LocalDescent
+from gnomon.updates import Layouts, LocalDescent, local_sgd
 from gnomon.updates.local import by_copies
 from measure import Step, by_turns, peak_memory
 from workloads import losses
@@ -58,8 +57,10 @@ def prepared(work: str, engine: str) -> Step:
     if engine == "copies (vmap)":
         return lambda: by_copies(model, losses, x, y, len(x), LocalDescent(STEPS, LR, 0.0))
 
+    layouts = Layouts()
+
     def step() -> None:
-        updates = local_sgd(model, losses, x, y, steps=STEPS, lr=LR)
+        updates = local_sgd(model, losses, x, y, steps=STEPS, lr=LR, layouts=layouts)
         updates.norms()
         updates.weighted_sum(weights)
 

@@ -31,8 +31,7 @@ from gnomon.constraints import L1Ball
 from gnomon.data import load
 from gnomon.figures.comparison import COLOURS
 from gnomon.losses import hinge, logistic
-from gnomon.methods import Method, comp_gd, comp_sgd, dp_comp_gd
-from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
+from gnomon.methods import CLIP_AFTER_SKETCH, LINEAR_SKETCH, Method, comp_gd, comp_sgd, dp_comp_gd
 from gnomon.methods.steps import ConstrainedDescent
 from gnomon.release import SeededNoise
 from gnomon.subspaces.basis import AmbientBasis, Basis
@@ -149,7 +148,7 @@ def descent(
         basis: Basis = AmbientBasis(like)
         if m is not None:
             sketch = SketchBasis(like, m, int(rng.integers(2**53)))
-            basis, seen = sketch, sketch.see(seen)
+            basis, seen = sketch, sketch.sketch_sum(seen)
         step.move(weights, basis, seen, optimizer)
         total += rate
         mean.lerp_(weights["weight"].detach(), rate / total)

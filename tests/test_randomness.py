@@ -1,4 +1,4 @@
-"""The noise is normal, fresh and nobody's but this process's."""
+"""The noise is normal, never repeats, and is never shared between processes."""
 
 from __future__ import annotations
 

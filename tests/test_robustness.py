@@ -111,10 +111,10 @@ class Picky(nn.Module):
 
 
 def test_an_error_of_the_first_forward_pass_does_not_quote_a_record():
-    with pytest.raises(ValueError, match="train and model do not go together: the model Picky") as caught:
+    with pytest.raises(ValueError, match="train and model do not fit together: the model Picky") as caught:
         trainer(Picky()).fit((torch.full((40, 4), 1234.0), torch.zeros(40).long()))
     assert "1234" not in str(caught.value)
-    assert "RuntimeError; its text may quote a record" in str(caught.value)
+    assert "RuntimeError; its text is withheld because it may quote a record" in str(caught.value)
 
 
 def test_an_empty_data_set_is_refused_and_costs_nothing(tmp_path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         updates,
     )
     from gnomon.estimators import CompressedClassifier, CompressedRegressor
-    from gnomon.training import BudgetExhausted, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
+    from gnomon.training import BudgetExhausted, Mechanism, NotPrivate, PrivateStep, Statement, Trainer, TrainingResult
     from gnomon.training import evaluate as evaluate  # type: ignore[no-redef]
 
 
@@ -36,6 +36,7 @@ __all__ = [
     "BudgetExhausted",
     "CompressedClassifier",
     "CompressedRegressor",
+    "Mechanism",
     "NotPrivate",
     "PrivateStep",
     "Statement",

@@ -1,4 +1,4 @@
-"""The kinds of errors. Each message says what is wrong, with the value, what is allowed, and what to do next."""
+"""The classes of errors. A message says what is wrong, with the value, what is allowed, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Self
 
 
 class GnomonError(Exception):
-    """Base class of all errors that this package raises on purpose."""
+    """Base class of all errors that Gnomon raises on purpose."""
 
 
 class SettingError(GnomonError, ValueError):
     """A setting has a value that cannot be used.
 
     Args:
-        name: the name of the parameter or flag.
-        value: the value that was given.
-        expected: the values that are allowed, as a noun phrase.
+        name: The name of the parameter or flag.
+        value: The invalid value.
+        expected: The allowed values, as a noun phrase.
 
     >>> str(SettingError("max_grad_norm", -1.0, "a finite number above 0"))
     'max_grad_norm = -1.0 is invalid; expected a finite number above 0'
@@ -28,7 +28,12 @@ class SettingError(GnomonError, ValueError):
 
     @classmethod
     def with_message(cls, message: str, *, name: str = "", value: object = None) -> Self:
-        """Return an error with a message of its own, for settings that exclude each other.
+        """Return an error with a custom message, for example for settings that exclude each other.
+
+        Args:
+            message: The whole message.
+            name: The name of the setting, if the error is about one setting.
+            value: The invalid value, if the error is about one setting.
 
         >>> str(SettingError.with_message("set either epochs or steps, not both"))
         'set either epochs or steps, not both'
@@ -40,10 +45,10 @@ class SettingError(GnomonError, ValueError):
 
 
 class StateError(GnomonError, RuntimeError):
-    """A call is not possible in the present state of an object, a run or a round.
+    """A call is not possible in the current state of an object, a run or a round.
 
-    >>> str(StateError("the step was already released: call accumulate first"))
-    'the step was already released: call accumulate first'
+    >>> str(StateError("the step was already released; call accumulate first"))
+    'the step was already released; call accumulate first'
     """
 
 
@@ -51,9 +56,9 @@ class DataError(GnomonError, ValueError):
     """A file or a record is missing, damaged or in the wrong format.
 
     Args:
-        subject: the file or the records.
-        problem: what is wrong with it, as a verb phrase.
-        remedy: what to do about it.
+        subject: The file or the records.
+        problem: What is wrong with the subject, as a verb phrase.
+        remedy: What to do about it.
 
     >>> str(DataError("labels.gz", "has 3 labels for 4 images", "download the file again"))
     'labels.gz has 3 labels for 4 images: download the file again'

@@ -21,9 +21,8 @@ from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.constraints import Constraint
 from gnomon.data.sparse import CsrRecords
 from gnomon.errors import SettingError
-from gnomon.methods import Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
-from gnomon.methods.forms import FORMS, Form
-from gnomon.models.sparse import SparseLinear
+from gnomon.methods import FORMS, Form, Method, comp_gd, comp_minibatch, dp_comp_gd, dp_comp_minibatch
+from gnomon.models.networks import SparseLinear
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import Trainer
 from gnomon.validate import positive, sample_rate
@@ -168,7 +167,7 @@ class CompressedClassifier(ClassifierMixin, _Compressed):  # type: ignore[misc]
     - `loss`: "log" (multinomial for more than two classes), "hinge" or "huber".
     - `epsilon`, `delta`: the budget for one record, where the number of records is public; `epsilon=None` trains
       without privacy. `max_grad_norm` is the clip bound.
-    - `sketch`: directions in which noise is added; None for all. `form`: one of `gnomon.methods.forms`.
+    - `sketch`: directions in which noise is added; None for all. `form`: one of `gnomon.methods.FORMS`.
     - `steps`, `lr`; `batch_rate`: None for all records in every step, else the rate of Poisson batches.
     - `iterate`: "average" of all iterates, or the "last".
     - `random_state`: None for noise that nobody can predict. A number repeats it, and is NOT private.

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
-    """Replace a file by a complete new one. A failure or a kill leaves the one that was there.
+def write_atomic(path: Path, content: bytes, *, shared: bool = False) -> None:
+    """Write a file atomically and durably: a failure or a kill leaves the previous file intact.
 
-    `shared` says that other processes may write the same file at the same time; the last one wins.
+    Args:
+        path: The file to create or replace.
+        content: Its new content.
+        shared: Whether other processes may write the same file at the same time; the last writer wins.
+
+    Raises:
+        OSError: The file could not be written; the previous file is intact.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     write_whole(Path(place) / "note.txt", b"hello")
-    ...     (Path(place) / "note.txt").read_text()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomic(Path(folder) / "note.txt", b"hello")
+    ...     (Path(folder) / "note.txt").read_text()
     'hello'
     """
-    own = f".{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
-    partial = path.with_name(f".{path.name}{own}.partial")
+    suffix = f".{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
+    partial = path.with_name(f".{path.name}{suffix}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -29,19 +35,19 @@ def write_whole(path: Path, content: bytes, *, shared: bool = False) -> None:
         _sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        said = f"{error.strerror} (nothing was written; what was there before is intact)"
-        raise OSError(error.errno, said, str(path)) from None
+        message = f"{error.strerror} (nothing was written; the previous file is intact)"
+        raise OSError(error.errno, message, str(path)) from None
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename durable, where folders can be synced."""
+    """Make a rename durable on systems that can sync folders."""
     try:
-        number = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     except OSError:
         pass
     finally:
-        os.close(number)
+        os.close(descriptor)

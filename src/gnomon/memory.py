@@ -1,4 +1,4 @@
-"""How much memory there is, and how this process treats what it has freed."""
+"""Memory of this process and of the machine."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from pathlib import Path
 
 
 def keep_memory() -> bool:
-    """Ask the C library to keep freed memory for the next step instead of handing it back to the system.
+    """Make glibc keep freed memory for later allocations instead of returning it to the system.
 
-    Steps free and ask for the same megabytes again and again; with glibc's defaults the system clears fresh pages for
-    them each time. Only for processes of our own: the command line and its workers. False where it is not glibc.
+    Every training step frees and allocates the same megabytes. With glibc's defaults, the system maps and clears fresh
+    pages each time. This is a setting of the whole process, so only the command line and its workers may call it.
+
+    Returns:
+        Whether the setting was accepted; False without glibc.
 
     >>> keep_memory() in (True, False)
     True
     """
-    trim_threshold, mmap_threshold, most = -1, -3, 2**30  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    trim_threshold, mmap_threshold, largest = -1, -3, 2**30  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(mmap_threshold, most)) and bool(mallopt(trim_threshold, most))
+    return bool(mallopt(mmap_threshold, largest)) and bool(mallopt(trim_threshold, largest))
 
 
 def available_memory() -> int | None:
-    """Bytes that a process can still get without swapping, as Linux estimates them; None where nobody says.
+    """Return the bytes that Linux estimates a process can allocate without swapping; None on other systems.
 
-    >>> found = available_memory()
-    >>> found is None or found > 0
+    >>> available = available_memory()
+    >>> available is None or available > 0
     True
     """
     try:
@@ -37,10 +40,10 @@ def available_memory() -> int | None:
         return None
 
 
-def size_words(count: float) -> str:
-    """A number of bytes as people read it.
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with a binary unit, for messages.
 
-    >>> size_words(512), size_words(3 * 2**20), size_words(160e12)
+    >>> format_bytes(512), format_bytes(3 * 2**20), format_bytes(160e12)
     ('512 bytes', '3 MiB', '146 TiB')
     """
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")

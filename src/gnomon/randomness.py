@@ -1,8 +1,8 @@
-"""Normal noise in float64, from the operating system's randomness or, for studies, from a seed.
+"""Sources of randomness: secure noise from the operating system's entropy, and seeded noise for studies.
 
-float32 normals lie on a lattice and stop at 5.77 standard deviations; an observer who knows the other
-records can tell from one step who took part. Noise here has 53-bit uniforms behind it and is added in
-float64 before the sum is cast.
+Normals drawn in float32 lie on a lattice and end at 5.77 standard deviations; from one release, an observer who knows
+all other records could tell whether a record took part. The normals here are float64, from 53-bit uniforms, and are
+added before the sum is cast.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 BYTES_PER_KEY = 2**36
-"""A key is replaced after this much of its stream, far below the 2^38 bytes that its counter reaches."""
+"""The bytes of keystream after which a key is replaced; the 32-bit block counter would allow 2^38."""
 
 
 _forks = [0]
-"""How often this process's line has forked. A process number alone can come again, in another namespace say."""
+"""The number of forks between the first process and this one. A process id alone may recur, in a new namespace."""
 
 
-def _forked() -> None:
+def _count_fork() -> None:
     _forks[0] += 1
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class NoiseSource(Protocol):
-    """Where randomness comes from."""
+    """A source of independent random numbers."""
 
     @property
     def private(self) -> bool:
-        """Whether nobody can predict it; False for a seeded source."""
+        """Whether the numbers are unpredictable; False for a seeded source."""
 
     def normal(self, count: int) -> Tensor:
-        """Independent standard normals, float64, on the CPU."""
+        """Return `count` independent standard normals, in float64 on the CPU."""
 
     def uniform(self, count: int) -> Tensor:
-        """Independent uniforms in [0, 1), float64, on the CPU."""
+        """Return `count` independent uniforms in [0, 1), in float64 on the CPU."""
 
 
 class SecureNoise:
-    """Normals from a ChaCha20 keystream under a key that the operating system drew for this process.
+    """Unpredictable noise from a ChaCha20 keystream, keyed by the operating system's entropy.
 
-    The key is drawn anew after a fork and every 64 GiB, and is never stored. There is no seed.
+    A new key is drawn after a fork and after every 64 GiB, and no key is ever stored. There is no seed.
 
     >>> source = SecureNoise()
     >>> source.normal(5).dtype, bool((source.normal(4) != source.normal(4)).all())
@@ -70,10 +70,10 @@ class SecureNoise:
         return self._words(count).bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
 
     def _words(self, count: int) -> Tensor:
-        """Fresh 64-bit words of the keystream."""
+        """Return the next 64-bit words of the keystream."""
         process = os.getpid(), _forks[0]
         if self._process != process or self._left < 8 * count:
-            # the first four bytes of the nonce are the block counter: it starts at zero
+            # the first four bytes of the nonce are the block counter, which starts at zero
             key, nonce = os.urandom(32), bytes(4) + os.urandom(12)
             self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
             self._process, self._left = process, BYTES_PER_KEY
@@ -86,10 +86,10 @@ class SecureNoise:
 
 
 def box_muller(words: Tensor) -> Tensor:
-    """As many independent standard normals as there are random 64-bit words; an even number.
+    """Convert an even number of random 64-bit words, in place, to as many independent standard normals.
 
-    They take the place of the words in memory. Of each word 54 bits are used: in the first half as the
-    radius, in the second as the angle. The tail reaches 8.6 standard deviations.
+    54 bits of each word are used: the first half of the words gives the radii, the second half the angles. The tail
+    reaches 8.6 standard deviations.
 
     >>> box_muller(torch.tensor([2**62, 2**62])).round(decimals=4)  # radius sqrt(2 ln 2), a quarter turn
     tensor([0.0000, 1.1774], dtype=torch.float64)
@@ -97,7 +97,7 @@ def box_muller(words: Tensor) -> Tensor:
     values = words.view(torch.float64)
     values.copy_(words.bitwise_right_shift_(10))  # whole numbers in [-2^53, 2^53)
     radius, angle = values[: len(values) // 2], values[len(values) // 2 :]
-    # |k + 1/2| 2^-53 lies inside (0, 1): its logarithm is finite
+    # |k + 1/2| 2^-53 lies strictly between 0 and 1, so its logarithm is finite
     radius.add_(0.5).abs_().mul_(2.0**-53).log_().mul_(-2.0).sqrt_()
     angle.mul_(math.pi * 2.0**-53)
     cosine = angle.cos()
@@ -107,10 +107,10 @@ def box_muller(words: Tensor) -> Tensor:
 
 
 def ordering(noise: NoiseSource) -> NoiseSource:
-    """Return the source that shuffles the rows of batches in a run with this noise.
+    """Return the source that permutes the rows of batches in a run with this noise.
 
-    It is a source of its own, so that shuffling does not shift the stream from which noise and batches are drawn.
-    It is secret where the noise is, and the same in every run where the noise is seeded.
+    It is a separate source, so that permuting rows does not consume the stream of noise and batches. It is secret if
+    the noise is, and the same in every run with seeded noise.
 
     >>> ordering(SecureNoise()).private, ordering(SeededNoise(3)).private
     (True, False)
@@ -119,7 +119,7 @@ def ordering(noise: NoiseSource) -> NoiseSource:
 
 
 class SeededNoise:
-    """Repeatable normals, for tests and studies. Whoever knows the seed knows the noise: not private.
+    """Repeatable noise for tests and studies. It gives no privacy: anyone who knows the seed can compute the noise.
 
     >>> torch.equal(SeededNoise(1).normal(3), SeededNoise(1).normal(3))
     True

@@ -1,10 +1,10 @@
-"""Numbers with their nouns."""
+"""Counts in messages, with the right form of the noun."""
 
 from __future__ import annotations
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """So many of them.
+    """Return a number with its noun in the singular or the plural.
 
     >>> counted(1, "run"), counted(2, "run"), counted(0, "entry", "entries")
     ('1 run', '2 runs', '0 entries')
@@ -13,7 +13,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def together(runs: int) -> str:
-    """How many runs a total is of.
+    """Return the number of runs that a total is for.
 
     >>> together(1), together(2)
     ('1 run', '2 runs together')

@@ -1,4 +1,4 @@
-"""Checks of settings at the border. Each error names the parameter, its value and what is allowed."""
+"""Validation of settings where they enter the library: each error names the setting, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from numbers import Real
 from gnomon.errors import SettingError
 
 
-def number(name: str, value: object, allowed: str = "a finite number") -> float:
-    """The value as a float, if it is a finite real number.
+def number(name: str, value: object, expected: str = "a finite number") -> float:
+    """Return the value as a float if it is a finite real number; otherwise raise SettingError with `expected`.
 
     >>> number("lr", 1)
     1.0
@@ -18,65 +18,70 @@ def number(name: str, value: object, allowed: str = "a finite number") -> float:
     gnomon.errors.SettingError: lr = nan is invalid; expected a finite number
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise SettingError(name, value, allowed)
+        raise SettingError(name, value, expected)
     return float(value)
 
 
 def positive(name: str, value: object) -> float:
-    """The value as a float, if it is finite and above zero.
+    """Return the value as a float if it is finite and above 0; otherwise raise SettingError.
 
     >>> positive("max_grad_norm", 0.01)
     0.01
     """
-    allowed = "a finite number above 0"
-    if number(name, value, allowed) <= 0:
-        raise SettingError(name, value, allowed)
-    return number(name, value)
+    expected = "a finite number above 0"
+    result = number(name, value, expected)
+    if result <= 0:
+        raise SettingError(name, value, expected)
+    return result
 
 
 def non_negative(name: str, value: object) -> float:
-    """The value as a float, if it is finite and not below zero.
+    """Return the value as a float if it is finite and at least 0; otherwise raise SettingError.
 
     >>> non_negative("noise_multiplier", 0)
     0.0
     """
-    allowed = "a finite number, 0 or above"
-    if number(name, value, allowed) < 0:
-        raise SettingError(name, value, allowed)
-    return number(name, value)
+    expected = "a finite number, 0 or above"
+    result = number(name, value, expected)
+    if result < 0:
+        raise SettingError(name, value, expected)
+    return result
 
 
 def sample_rate(name: str, value: object) -> float:
-    """The value as a float, if it lies in (0, 1].
+    """Return the value as a float if it is above 0 and at most 1; otherwise raise SettingError.
 
     >>> sample_rate("sample_rate", 0.025)
     0.025
     """
-    allowed = "a probability above 0 and at most 1"
-    if not 0 < number(name, value, allowed) <= 1:
-        raise SettingError(name, value, allowed)
-    return number(name, value)
+    expected = "a probability above 0 and at most 1"
+    result = number(name, value, expected)
+    if not 0 < result <= 1:
+        raise SettingError(name, value, expected)
+    return result
 
 
 def probability(name: str, value: object) -> float:
-    """The value as a float, if it lies strictly between 0 and 1.
+    """Return the value as a float if it is strictly between 0 and 1; otherwise raise SettingError.
 
     >>> probability("delta", 1e-5)
     1e-05
     """
-    allowed = "a number strictly between 0 and 1"
-    if not 0 < number(name, value, allowed) < 1:
-        raise SettingError(name, value, allowed)
-    return number(name, value)
+    expected = "a number strictly between 0 and 1"
+    result = number(name, value, expected)
+    if not 0 < result < 1:
+        raise SettingError(name, value, expected)
+    return result
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """The value as an int, if it is a whole number and at least `least`.
+    """Return the value as an int if it is a whole number of at least `least`; otherwise raise SettingError.
 
     >>> whole("steps", 3200)
     3200
     """
-    allowed = f"a whole number, {least} or above"
-    if number(name, value, allowed) != int(number(name, value, allowed)) or number(name, value) < least:
-        raise SettingError(name, value, allowed)
-    return int(number(name, value))
+    expected = f"a whole number, {least} or above"
+    result = number(name, value, expected)
+    if result != int(result) or result < least:
+        raise SettingError(name, value, expected)
+    return int(result)

@@ -1,4 +1,4 @@
-"""The account of a run."""
+"""The account of a run counts, prices and serialises its steps."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_charges_add_up_to_the_epsilon_of_the_whole():
     assert account.epsilon(1e-5) == epsilon(noise_multiplier=4.0, steps=100, delta=1e-5, sample_rate=0.025)
 
 
-def test_the_same_question_is_answered_from_memory():
+def test_epsilon_is_cached():
     account = Account(Poisson(0.025), 4.0)
     account.charge(10)
     assert account.epsilon(1e-5) is account.epsilon(1e-5)

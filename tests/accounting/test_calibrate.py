@@ -1,4 +1,4 @@
-"""Noise for a budget."""
+"""The calibrated noise multiplier meets its target closely."""
 
 import math
 import time

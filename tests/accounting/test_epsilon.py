@@ -1,4 +1,4 @@
-"""What holds for every epsilon."""
+"""Properties of every epsilon: monotone, never negative, never below the truth, and labelled."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.accounting import Epsilon, FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.accounting.bounds import bound
-from gnomon.accounting.composition import GaussianComposition
+from gnomon.accounting.gaussian import GaussianComposition
 from gnomon.errors import SettingError
 
 RUN = {"noise_multiplier": 2.0, "steps": 100, "delta": 1e-5}
@@ -178,9 +178,9 @@ def test_bad_samplers_are_refused(bad):
         bad()
 
 
-def test_a_sampler_that_somebody_may_change_is_asked_anew():
+def test_the_epsilon_of_a_mutable_sampler_is_not_cached():
     class Mine(Poisson):
-        """Frozen no more."""
+        """A sampler whose fields can be assigned."""
 
         __setattr__ = object.__setattr__
 

@@ -1,4 +1,4 @@
-"""Several runs on the same records."""
+"""The joint epsilon of several runs on the same records."""
 
 import math
 

@@ -18,7 +18,7 @@ from gnomon.figures.curve import training_curve
 from gnomon.figures.training import training_pictures
 from gnomon.ledger import Budget, Ledger, OverBudget
 from gnomon.report import report
-from gnomon.statement.promise import guess, promise
+from gnomon.statement.explanation import explain, guessing_accuracy
 from gnomon.statement.statement import Statement
 from gnomon.studies.compare import ComparisonRow, markdown
 from gnomon.studies.reproduce.result import _range
@@ -115,10 +115,10 @@ def test_pages_and_pictures_do_not_show_less_than_was_spent(value, tmp_path, mon
 def test_what_follows_from_an_epsilon_is_not_less_either():
     for value in (0.01006, 0.5004, 1.0, 2.9994):
         stated = {"epsilon": value, "delta": 1e-5, "adjacency": "add-remove", "guarantee": True}
-        said = " ".join(promise(stated))
-        assert numbers(said, "is right at most ")[0] >= 100 * guess(value, 1e-5)
+        said = " ".join(explain(stated))
+        assert numbers(said, "is right at most ")[0] >= 100 * guessing_accuracy(value, 1e-5)
         assert numbers(said, "becomes at most ")[0] >= math.exp(value)
-        assert numbers(" ".join(promise(stated | {"guarantee": False})))[0] >= value
+        assert numbers(" ".join(explain(stated | {"guarantee": False})))[0] >= value
 
 
 @pytest.mark.parametrize("value", [0.01006, 0.5004, 2.9994])

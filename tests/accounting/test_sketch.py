@@ -157,7 +157,7 @@ def test_an_account_remembers_its_sketch():
 def test_fixed_batches_claim_no_amplification_and_refuse_add_remove():
     found = epsilon(noise_multiplier=4.0, steps=10, delta=1e-5, sampler=FixedSize(1, 1000))
     assert float(found) == pytest.approx(exact(4.0, 10, 1e-5))
-    with pytest.raises(SettingError, match="adding a record changes who is drawn"):
+    with pytest.raises(SettingError, match="adding a record changes which records are drawn"):
         epsilon(noise_multiplier=4.0, steps=10, delta=1e-5, sampler=FixedSize(1), adjacency="add-remove")
 
 

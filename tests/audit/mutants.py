@@ -268,7 +268,7 @@ class ProjectorFromPrivateData(Trainer):
     def _planted(self, honest):
         still = self.method.subspace
         inner = still.inner
-        if hasattr(inner, "public"):
+        if inner.public is not None:
             space = inner.space if isinstance(inner, Embedding) else inner
             # five copies of each private record beside the public ones
             inputs, targets = (torch.cat([a, *[b] * 5]) for a, b in zip(space.public, self._seen, strict=True))

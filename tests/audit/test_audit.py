@@ -92,9 +92,9 @@ def test_no_bound_exceeds_the_claim_in_honest_repetitions():
         assert all(one.ok for one in findings), [str(one) for one in findings if not one.ok]
 
 
-def doubled(model, loss, inputs, targets):
+def doubled(model, loss, inputs, targets, layouts=None):
     """An update that is no plain gradient: two local steps on a loss with constant gradient."""
-    return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets)
+    return gradients(model, lambda out, target: 2 * loss(out, target), inputs, targets, layouts=layouts)
 
 
 PUBLIC = (torch.randn(60, 64, generator=torch.Generator().manual_seed(0)), torch.zeros(60))
@@ -117,7 +117,7 @@ PUBLIC = (torch.randn(60, 64, generator=torch.Generator().manual_seed(0)), torch
 )
 def test_honest_methods_of_all_kinds_are_consistent(method, settings):
     trainer = trainer_of(method, **settings)
-    bench = ProbeBench(64, trainer.max_grad_norm, 4)
+    bench = ProbeBench(64, trainer.mechanism.max_grad_norm, 4)
     step = StepAudit(TrainerTarget(trainer, bench.one), bench, canaries=4)
     findings, lower, _ = step.run(20, 2.5e-4, exact=method.pre_noise == 0)
     assert [str(one) for one in findings if not one.ok] == []
@@ -249,7 +249,7 @@ def test_the_claim_of_a_run_that_stops_at_its_budget_is_what_it_spends():
         noise_multiplier=2.0, target_epsilon=1.0, target_delta=1e-5, steps=5000, progress=False,
     )  # fmt: skip
     claim = Claim.of(run)
-    assert claim.steps == run.plan.last < 5000
+    assert claim.steps == run.mechanism.last_step < 5000
     assert 0.9 < claim.epsilon <= 1.0
 
 
@@ -282,7 +282,7 @@ class Often(Trainer):
     """Everybody joins 5 % more often than declared."""
 
     def _draws(self, loader):
-        return gnomon.data.positions(Poisson(1.05 * self.plan.sampler.rate), len(loader), self.noise)
+        return gnomon.data.positions(Poisson(1.05 * self.mechanism.sampler.rate), len(loader), self.noise)
 
 
 class Favourite(Trainer):
@@ -349,7 +349,7 @@ class WithReplacement(Trainer):
     """Records are drawn one by one."""
 
     def _draws(self, loader):
-        return ((len(loader) * self.noise.uniform(64)).long() for _ in range(self.plan.steps))
+        return ((len(loader) * self.noise.uniform(64)).long() for _ in range(self.mechanism.steps))
 
 
 class PoissonAllTheSame(Trainer):
@@ -363,7 +363,7 @@ class FirstHalf(Trainer):
     """Half of the records never come."""
 
     def _draws(self, loader):
-        return gnomon.data.positions(self.plan.sampler, len(loader) // 2, self.noise)
+        return gnomon.data.positions(self.mechanism.sampler, len(loader) // 2, self.noise)
 
 
 @pytest.mark.parametrize(
@@ -480,5 +480,5 @@ def test_a_release_that_is_not_a_number_is_a_finding_and_no_crash(monkeypatch, t
 
 
 def test_more_canaries_than_declared_records_are_refused_at_once():
-    with pytest.raises(SettingError, match=r"whole_run = 100.*fewer.*20 records are declared"):
+    with pytest.raises(SettingError, match=r"whole_run = 100.*dataset_size = 20 is invalid"):
         tossed(TruncatedPoisson(0.1, 10, 20), 100)

@@ -53,7 +53,7 @@ def test_account_finds_the_noise_of_a_budget(capsys):
 
 
 def test_account_counts_the_steps_of_epochs_as_training_does_and_says_how_many(capsys):
-    plan = build_trainer(TrainConfig(epochs=20.0, batch_size=400), load("digits"), load("digits").train[:0]).plan
+    plan = build_trainer(TrainConfig(epochs=20.0, batch_size=400), load("digits"), load("digits").train[:0]).mechanism
     rate = repr(400 / 1437)
     flags = ["--noise-multiplier", "5", "--sample-rate", rate, "--epochs", "20"]
     assert main(["account", *flags]) == 0

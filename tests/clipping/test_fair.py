@@ -1,4 +1,4 @@
-"""Fair clipping and the loss beside the update keep the bound, whatever losses a model gives."""
+"""Fair clipping, and clipping of update and loss together, keep the clip bound for any losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.accounting import epsilon
-from gnomon.clipping import Automatic, EmbeddingAndResidual, Fair, Flat, UpdateAndLoss, for_losses
+from gnomon.clipping import Automatic, EmbeddingAndResidual, Fair, Flat, UpdateAndLoss
 from gnomon.clipping.rules import total
 from gnomon.errors import SettingError
 from gnomon.release import Door, SeededNoise
@@ -30,7 +30,7 @@ losses = st.sampled_from([-1e30, -9.0, 0.0, 0.1, 2.3, 50.0, 1e30])
 )
 def test_no_loss_makes_a_sample_count_more_than_the_bound(rows, strength, reference, inner):
     table = torch.tensor([[norm, norm / 3] for norm, _ in rows], dtype=torch.float64)
-    rule = for_losses(Fair(strength, reference, 3.0, inner), torch.tensor([loss for _, loss in rows]))
+    rule = Fair(strength, reference, 3.0, inner).for_losses(torch.tensor([loss for _, loss in rows]))
     weights = rule.weights(table, 0.5)
     assert torch.isfinite(weights).all()
     assert (weights >= 0).all()
@@ -40,7 +40,7 @@ def test_no_loss_makes_a_sample_count_more_than_the_bound(rows, strength, refere
 def test_the_published_factor_would_be_negative_and_too_long_where_ours_is_zero():
     loss, reference, norm = 0.1, 2.3, 1.0  # lambda = 1, C = 0.1
     assert abs(1 + 1.0 * (loss - reference)) * norm > 0.1
-    rule = for_losses(Fair(1.0, reference), torch.tensor([loss]))
+    rule = Fair(1.0, reference).for_losses(torch.tensor([loss]))
     assert float(rule.weights(torch.tensor([[norm]], dtype=torch.float64), 0.1)) == 0.0
 
 
@@ -76,7 +76,7 @@ def test_one_release_of_both_costs_what_the_joint_multiplier_says():
     joint = sigma / UpdateAndLoss(sigma_loss / sigma).joint(1.0)
     assert joint == pytest.approx((sigma**-2 + sigma_loss**-2) ** -0.5)
     spent = epsilon(noise_multiplier=joint, sample_rate=0.05, steps=776, delta=1e-5)
-    assert float(spent) == pytest.approx(3.552, abs=0.005)  # gradients alone would be 3.216
+    assert float(spent) == pytest.approx(3.552, abs=0.005)  # a release of the gradients alone costs 3.216
 
 
 @pytest.mark.parametrize("settings", [{"strength": -1.0}, {"most": 0.0}, {"reference": math.nan}])
@@ -86,7 +86,7 @@ def test_impossible_settings_are_refused_by_name(settings):
 
 
 def test_the_fair_rule_counts_inside_two_parts_of_an_update():
-    rule = for_losses(EmbeddingAndResidual(0.5, Fair(0.5, 1.0)), torch.tensor([0.0, 5.0]))
+    rule = EmbeddingAndResidual(0.5, Fair(0.5, 1.0)).for_losses(torch.tensor([0.0, 5.0]))
     norms = torch.full((2, 3), 0.01, dtype=torch.float64)
     low, high = rule.weights(norms, 1.0)
     assert (high > low).all()

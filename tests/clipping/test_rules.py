@@ -1,4 +1,4 @@
-"""What every clip rule keeps, for any norms a model can produce."""
+"""Clip rules keep the clip bound for any norms that a model can produce."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ broken = st.sampled_from([math.inf, math.nan])
 
 @st.composite
 def tables(draw: st.DrawFn, entry: st.SearchStrategy[float]) -> Tensor:
-    """Norms by block, (B, blocks)."""
+    """Draw the norms of a batch by block, (B, blocks)."""
     size, blocks = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     rows = [[draw(entry) for _ in range(blocks)] for _ in range(size)]
     return torch.tensor(rows, dtype=torch.float64)
@@ -39,8 +39,8 @@ def test_no_rule_lets_a_sample_count_more_than_the_bound(norms, rule, bound):
     assert torch.isfinite(weights).all()
     assert (weights >= 0).all()
     finite = torch.isfinite(norms).all(1)
-    kept = total((weights * norms)[finite])
-    assert (kept <= bound * (1 + 1e-6)).all(), (norms, weights)
+    weighted = total((weights * norms)[finite])
+    assert (weighted <= bound * (1 + 1e-6)).all(), (norms, weights)
 
 
 @few
@@ -91,8 +91,8 @@ def test_an_empty_batch_has_no_weights(norms, rule):
 @few
 @given(values=st.lists(usable, min_size=1, max_size=5))
 def test_the_norm_over_blocks_neither_overflows_nor_vanishes(values):
-    found = total(torch.tensor([values], dtype=torch.float64)).item()
-    assert found == pytest.approx(math.hypot(*values), rel=1e-12, abs=5e-324)
+    norm = total(torch.tensor([values], dtype=torch.float64)).item()
+    assert norm == pytest.approx(math.hypot(*values), rel=1e-12, abs=5e-324)
 
 
 @pytest.mark.parametrize("make", [Automatic, Normalised, PSAC])

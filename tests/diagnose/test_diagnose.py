@@ -11,7 +11,7 @@ from torch import nn
 
 from gnomon import methods
 from gnomon.cli.main import main
-from gnomon.clipping import Fair, UpdateAndLoss
+from gnomon.clipping import Fair
 from gnomon.data import Records
 from gnomon.diagnose import (
     Diagnostics,
@@ -30,6 +30,8 @@ from gnomon.diagnose.observer import dimensions
 from gnomon.errors import SettingError
 from gnomon.figures.diagnostics import diagnostic_pictures
 from gnomon.methods import (
+    CLIP_AFTER_SKETCH,
+    LINEAR_SKETCH,
     ClipThenProject,
     LocalSteps,
     Method,
@@ -42,7 +44,6 @@ from gnomon.methods import (
     rpdp,
     rsdp,
 )
-from gnomon.methods.forms import CLIP_AFTER_SKETCH, LINEAR_SKETCH
 from gnomon.release import SeededNoise
 from gnomon.release.door import admission
 from gnomon.subspaces import Ambient, BesideLoss
@@ -166,7 +167,9 @@ def test_bias_and_noise_are_what_the_step_of_the_method_does(name):
     cosine = float(torch.nn.functional.cosine_similarity(moved, mean, 0))
     assert record["unprotected/bias/cosine"] == pytest.approx(cosine, abs=1e-3)
     clipped = (
-        (admission(true, method.clip, 0.3).weights < 1).double().mean() if method.route == ClipThenProject() else None
+        (admission(true, method.clip_rule, 0.3).weights < 1).double().mean()
+        if method.route == ClipThenProject()
+        else None
     )
     assert clipped is None or record["unprotected/clipped"] == pytest.approx(float(clipped))
 
@@ -197,7 +200,7 @@ def shares(updates, basis) -> torch.Tensor:
 def test_gep_s_energy_is_that_inside_its_public_subspace_without_the_residual():
     view = look(trainer(gep(PUBLIC, rank=6)), PRIVATE.inputs, PRIVATE.targets)
     record = Diagnostics(print, rank=5).record(view)
-    expected = shares(view.updates, view.basis.inside)
+    expected = shares(view.updates, view.basis.embedding)
     assert expected[2] < 0.99
     assert record["unprotected/energy"] == pytest.approx(expected.tolist(), rel=1e-6)
     assert record["unprotected/energy/rank"] == 6
@@ -283,7 +286,7 @@ def test_looking_changes_nothing_in_losses_that_are_released_beside_the_update()
     released = []
     for watched in (False, True):
         space = BesideLoss(Ambient(), bound=0.3)
-        ours = trainer(Method("with loss", subspace=space, clip=UpdateAndLoss(space.ratio)))
+        ours = trainer(Method("with loss", subspace=space))
         if watched:
             ours.observers = (Diagnostics(lambda record: None, every=1, public=PUBLIC, rank=5),)
         seen: list[float] = []

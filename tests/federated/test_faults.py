@@ -269,7 +269,7 @@ def test_a_client_that_could_not_begin_a_round_takes_part_in_the_next(place, mon
 
 def test_a_client_whose_batches_have_ended_says_that_its_budget_is_spent():
     server, clients = federation(fedavg(), clients=1, rounds=1)
-    clients["c0"].trainer._drawn = 1  # drawn, and never given back
+    clients["c0"].trainer.sampling.pending = 1  # drawn, and never given back
     with pytest.raises(ValueError, match=REASONS["budget"]):
         clients["c0"].train(server.begin()["c0"])
 

@@ -130,10 +130,10 @@ def test_what_is_uploaded_is_made_of_what_the_door_released():
 def test_fedfdp_is_charged_once_a_step_with_the_joint_multiplier():
     server, clients = federation(fedfdp(), rounds=1, sigma=1.7, bound=0.5)
     trainer = clients["c0"].trainer
-    assert trainer.max_grad_norm == pytest.approx(0.5 * (1 + 2.5**-2) ** 0.5)
+    assert trainer.mechanism.max_grad_norm == pytest.approx(0.5 * (1 + 2.5**-2) ** 0.5)
     run(server, clients)
     assert trainer.account.steps == 2
-    update = trainer.account.noise_multiplier * trainer.max_grad_norm / 0.5
+    update = trainer.account.noise_multiplier * trainer.mechanism.max_grad_norm / 0.5
     assert (update**-2 + (2.5 * update) ** -2) ** -0.5 == pytest.approx(trainer.account.noise_multiplier)
 
 

@@ -36,7 +36,7 @@ def test_clients_that_refuse_for_their_budget_do_not_end_the_run_for_others():
     server, exchange = federation.server, InProcess(federation.clients)
     first = server.chosen(1)[0]
     client = federation.clients[first]
-    client.trainer.account.charge(client.trainer.plan.last)
+    client.trainer.account.charge(client.trainer.mechanism.last_step)
     rows = list(rounds(server, exchange))
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["accepted"] for row in rows] == [int(server.chosen(n) != [first]) for n in range(1, 7)]

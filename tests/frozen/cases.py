@@ -35,7 +35,7 @@ from gnomon.cli.main import main
 from gnomon.diagnose import Diagnostics
 from gnomon.federated.rounds import InProcess, run_round
 from gnomon.ledger import Ledger
-from gnomon.methods.forms import FORMS
+from gnomon.methods import FORMS
 from gnomon.release import SeededNoise
 from gnomon.runs.setting_names import STORED_NAMES, dashed
 from gnomon.studies.reproduce import read_experiment

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 from gnomon import methods
 from gnomon.accounting import FullBatch
 from gnomon.clipping import RULES, ClipRule, Fair, PerLayer
-from gnomon.methods import METHODS, LocalSteps, Method
-from gnomon.methods.forms import FORMS
+from gnomon.methods import FORMS, METHODS, LocalSteps, Method
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import Basis, StepContext
 from gnomon.subspaces.gaussian_sketch import SketchBasis
@@ -285,7 +284,7 @@ class Checks:
 
     def _bounded(self, step: Step, base: Released, other: Released, what: str, room: float, times: int = 1) -> None:
         ratio = base.apart(other) / step.bound / times
-        by_layer = clips_by_layer(step.method.clip)
+        by_layer = clips_by_layer(step.method.clip_rule)
         self.tally.moved(ratio, self.case.seed, step.method.name, by_layer)
         most = 1 + ROOM + (room / step.bound if by_layer else 0.0)
         _require(ratio <= most, f"{step.method.describe()}: a record {what} moves the sum by {ratio:.6f} C", Unequal)
@@ -321,7 +320,7 @@ class Checks:
             trainer.fit(records)
             weights.append(torch.cat([p.detach().flatten() for p in trainable]))
         ratio = float((weights[1] - weights[0]).norm()) / bound
-        self.tally.moved(ratio, self.case.seed, "trainer", clips_by_layer(method.clip))
+        self.tally.moved(ratio, self.case.seed, "trainer", clips_by_layer(method.clip_rule))
         _require(
             ratio <= 1 + 5e-3, f"{method.describe()}: a record added moves a trained model by {ratio:.6f} C", Unequal
         )
@@ -397,7 +396,7 @@ class Step:
         """How much longer than its coordinates a lifted vector may be: 1 for orthonormal bases."""
         if isinstance(self.basis, SketchBasis):
             return math.inf  # the transpose of a sketch is no isometry, and comes after the noise
-        clip = self.method.clip
+        clip = self.method.clip_rule
         return max(1.0 / scale for scale in getattr(clip, "scales", (1.0,)))
 
     @property
@@ -414,12 +413,12 @@ class Step:
         return Door(like, bound, 0.0, 1.0, SeededNoise(0))
 
     def weights(self, updates: Updates) -> Tensor:
-        return self.door().admit(self.seen(updates), self.method.clip).weights
+        return self.door().admit(self.seen(updates), self.method.clip_rule).weights
 
     def released(self, physical: Sequence[Updates]) -> Released:
         door = self.door()
         for updates in physical:
-            door.admit(self.seen(updates), self.method.clip)
+            door.admit(self.seen(updates), self.method.clip_rule)
         found = door.release()
         coordinates = _flat(found)
         route = self.method.route

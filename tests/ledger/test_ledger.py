@@ -21,7 +21,7 @@ from gnomon.errors import SettingError
 from gnomon.ledger import Budget, Head, Ledger, LedgerError, OverBudget, needed_path
 from gnomon.ledger.identity import Identity
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.statement.verify import _steps
+from gnomon.statement.verify import _check_steps
 
 DELTA = 1e-5
 
@@ -801,7 +801,7 @@ def test_a_statement_of_fewer_steps_than_were_reserved_is_wrong(ledger):
     run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=48)
     for _ in range(2):
         ledger.reserve(run)
-    assert [_steps(stated, ledger.run(run)).right for stated in (33, 32, 17, 16)] == [False, True, True, False]
+    assert [_check_steps(stated, ledger.run(run)).passed for stated in (33, 32, 17, 16)] == [False, True, True, False]
 
 
 def test_a_run_that_stopped_inside_a_larger_block_is_right(tmp_path):
@@ -809,7 +809,7 @@ def test_a_run_that_stopped_inside_a_larger_block_is_right(tmp_path):
     run = ledger.open(ledger.dataset("patients"), Account(FullBatch(), 40.0), steps=200)
     ledger.reserve(run)
     ledger.reserve(run)
-    assert [_steps(stated, ledger.run(run)).right for stated in (129, 128, 84, 64)] == [False, True, True, False]
+    assert [_check_steps(stated, ledger.run(run)).passed for stated in (129, 128, 84, 64)] == [False, True, True, False]
 
 
 def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tmp_path, capsys, own_ledger):

@@ -1,7 +1,8 @@
-"""Compressed methods: bounded contributions, the published counter-example, constraints kept, true statements."""
+"""Compressed methods: sensitivity, the counter-example to the published claim, constraints and statements."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -18,9 +19,19 @@ from gnomon.clipping import Flat
 from gnomon.constraints import L1Ball, L2Ball, NuclearBall
 from gnomon.errors import SettingError
 from gnomon.losses import LOSSES, hinge, huber, logistic
-from gnomon.methods import ClipThenSketch, Method, comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
-from gnomon.methods.forms import FORMS, LINEAR_SKETCH, PUBLISHED_WHOLE_BATCH_NORMALISER
-from gnomon.methods.steps import ConstrainedDescent
+from gnomon.methods import (
+    FORMS,
+    LINEAR_SKETCH,
+    PUBLISHED_WHOLE_BATCH_NORMALISER,
+    ClipThenSketch,
+    ConstrainedDescent,
+    Method,
+    comp_gd,
+    comp_minibatch,
+    comp_sgd,
+    dp_comp_gd,
+    dp_comp_minibatch,
+)
 from gnomon.release import Door, SeededNoise
 from gnomon.subspaces import GaussianSketch, Growing, RandomMask
 from gnomon.subspaces.basis import COORDINATES
@@ -31,7 +42,7 @@ D = torch.float64
 
 
 def problem(size=20, n=200, seed=0):
-    """Records of length at most 1 whose label is the sign of one entry."""
+    """Make records of length 1 whose label is the sign of one entry."""
     torch.manual_seed(seed)
     x = torch.randn(n, size, dtype=D)
     x = x / x.norm(dim=1, keepdim=True)
@@ -54,11 +65,10 @@ def trainer_of(method, model, *, lr=1.0, steps=20, sampler=None, n=200, seed=0, 
 
 
 def released(form, rows, sum_of, bound=1.0, directions=20, seed=0, clip=None):
-    """What a form makes of some gradients, without noise."""
+    """Return what a form releases for some gradients, without noise."""
     basis = SketchBasis({"weight": sum_of}, directions, seed, form.normalised)
     updates = Updates({"weight": Dense(rows)}, rows.new_zeros(len(rows)))
-    see = form.route.sketch(basis)
-    door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), see=see)
+    door = Door(basis.like, bound, 0.0, 1.0, SeededNoise(0), sketch=form.route.sketch(basis))
     door.admit(form.route.coordinates(basis, updates), clip or Flat())
     return door.release()[COORDINATES]
 
@@ -70,7 +80,7 @@ def test_one_record_moves_forms_a_and_b_by_at_most_the_bound_for_every_sketch(na
     for seed in range(30):
         basis = SketchBasis({"weight": like}, 20, seed)
         rows = torch.randn(6, 50, dtype=D) * 10.0 ** torch.randint(-4, 5, (6, 1))
-        rows[0] = basis.dense()[0] * 1e4  # along a direction that this very sketch sees best
+        rows[0] = basis.dense()[0] * 1e4  # along a row of this sketch, which stretches it most
         rows[1] = 0.0
         whole = released(form, rows, like, seed=seed)
         for i in range(6):
@@ -86,9 +96,11 @@ def test_form_b_keeps_the_clipped_length_and_the_sketched_direction():
     rows, like = torch.randn(1, 50, dtype=D), torch.zeros(50, dtype=D)
     basis = SketchBasis({"weight": like}, 20, 0)
     for bound in (100.0, 0.5):
-        found = released(FORMS["per-sample-normaliser"], rows, like, bound)
-        seen = basis.dense() @ rows[0]
-        torch.testing.assert_close(found, seen / seen.norm() * min(bound, float(rows.norm())), rtol=1e-4, atol=1e-9)
+        release = released(FORMS["per-sample-normaliser"], rows, like, bound)
+        sketched = basis.dense() @ rows[0]
+        torch.testing.assert_close(
+            release, sketched / sketched.norm() * min(bound, float(rows.norm())), rtol=1e-4, atol=1e-9
+        )
 
 
 def test_form_c_is_the_sketch_of_the_clipped_sum():
@@ -157,7 +169,7 @@ def test_noise_is_added_in_as_many_dimensions_as_the_sketch_has():
             (torch.zeros(3, 40, dtype=D), torch.zeros(3))
         )
         moved.append(model.weight.detach()[0])
-    # with zero gradients a step is pure noise, seen through 6 rows: its size is that of the pseudo-inverse
+    # with zero gradients a step is pure noise in 6 coordinates, lifted by the pseudo-inverse of the sketch
     assert all(float(w.norm()) > 0 for w in moved)
     assert float(torch.stack(moved).norm(dim=1).mean()) == pytest.approx(50 * math.sqrt(6 * 6 / 40), rel=0.4)
 
@@ -203,8 +215,10 @@ def test_a_constrained_step_fits_the_sketch_of_the_plain_one():
     phi = trainer.engine.basis.dense()
     reference = zero_model(30)
     logistic(reference(x), y).mean().backward()
-    wanted = phi @ (-2.0 * reference.weight.grad[0])
-    torch.testing.assert_close(phi @ model.weight.detach()[0], wanted, rtol=0, atol=0.1 * float(wanted.norm()))
+    displacement = phi @ (-2.0 * reference.weight.grad[0])
+    torch.testing.assert_close(
+        phi @ model.weight.detach()[0], displacement, rtol=0, atol=0.1 * float(displacement.norm())
+    )
 
 
 def test_the_result_is_the_average_of_the_iterates_weighted_by_their_steps_or_the_last():
@@ -232,7 +246,35 @@ def test_the_growing_sketch_runs():
     x, y = problem()
     trainer = trainer_of(dp_comp_gd("l1:1", Growing(L1Ball(1.0))), zero_model(), steps=3)
     trainer.fit((x, y))
-    assert trainer.engine.basis.rank == 20  # all of them
+    assert trainer.engine.basis.rank == 20  # as many directions as parameters
+
+
+@pytest.mark.parametrize(
+    ("make", "sampler", "batch"),
+    [(comp_sgd, FixedSize(1, 200), 1), (comp_minibatch, FixedSize(20, 200), 20), (comp_gd, FullBatch(), 200)],
+)
+def test_methods_without_privacy_take_the_published_schedule(make, sampler, batch):
+    x, y = problem(40)
+    trainer = trainer_of(make("l1:0.5", Growing(L1Ball(0.5))), zero_model(40), steps=3, sampler=sampler, n=batch)
+    ranks = []
+    trainer.fit((x, y), on_step=lambda step: ranks.append(trainer.engine.basis.rank))
+    assert ranks == [Growing(L1Ball(0.5)).at(step, 40) for step in range(3)]
+    assert ranks[0] < ranks[-1]
+    assert trainer.epsilon() == math.inf
+
+
+def test_no_private_method_sketches_a_sum_in_a_number_of_directions_that_changes():
+    schedule = Growing(L1Ball(1.0))
+    for form in FORMS.values():
+        for make in (dp_comp_gd, dp_comp_minibatch):
+            if form.route.clips_coordinates:
+                assert make("l1:1", schedule, form).expansion is None
+            else:
+                with pytest.raises(SettingError, match="a constant number of directions"):
+                    make("l1:1", schedule, form)
+    public = comp_gd("l1:1", schedule)
+    with pytest.raises(SettingError, match="a constant number of directions"):
+        dataclasses.replace(public, private=True)
 
 
 def test_the_nuclear_ball_keeps_a_matrix_of_low_rank():

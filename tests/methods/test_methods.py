@@ -1,4 +1,4 @@
-"""Projected methods: equal to the dense computation, private by construction, free to combine."""
+"""Projected methods: they equal the dense computation, keep the clip bound, and combine freely."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import gnomon
-from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
+from gnomon.clipping import PSAC, Automatic, EmbeddingAndResidual, Flat, Normalised, PerLayer
 from gnomon.errors import SettingError
 from gnomon.methods import ClipThenProject, Method, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.release import SeededNoise
@@ -61,7 +61,7 @@ def setting(name: str, private: int = 12, public: int = 9):
 
 
 def trained(model, method: Method, data, *, steps=1, sigma=0.0, bound=0.05, lr=1.0, seed=0):
-    """The change that some full-batch steps make."""
+    """Return the change of the parameters after some full-batch steps."""
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     trainer = gnomon.Trainer(
         model, LOSS, torch.optim.SGD(model.parameters(), lr=lr), method=method, max_grad_norm=bound,
@@ -105,10 +105,10 @@ def test_pcdp_per_tensor_equals_a_decomposition_of_each_tensor(name):
     sizes = [p.numel() for p in model.parameters()]
     g, h = (gradients(model, LOSS, *data).dense().split(sizes, 1) for data in (private, public))
     bases = [torch.eye(n, dtype=D) if n <= 5 else top(part, 5) for n, part in zip(sizes, h, strict=True)]
-    kept = clipped(torch.cat([a @ v for a, v in zip(g, bases, strict=True)], 1), 0.05).sum(0)
-    lifted = [v @ y for v, y in zip(bases, kept.split([v.shape[1] for v in bases]), strict=True)]
+    clipped_sum = clipped(torch.cat([a @ v for a, v in zip(g, bases, strict=True)], 1), 0.05).sum(0)
+    lifted = [v @ y for v, y in zip(bases, clipped_sum.split([v.shape[1] for v in bases]), strict=True)]
     found = trained(model, pcdp(public, 5, per_tensor=True), private)
-    # directions that nobody's public gradient has are left out by us and arbitrary in the dense computation
+    # directions outside the span of the public gradients are dropped here and arbitrary in the dense computation
     if name != "transformer":
         torch.testing.assert_close(found, -torch.cat(lifted), rtol=1e-5, atol=1e-9)
     assert torch.isfinite(found).all()
@@ -217,7 +217,7 @@ def test_neighbouring_batches_move_the_release_by_at_most_the_bound(index):
         model.load_state_dict(state)
         moved.append(trained(model, method, (x[keep], y[keep]), bound=0.05))
     if "pre-noise" in name:
-        return  # draws differ with the batch; the door's own tests cover the bound
+        return  # noise before clipping differs between the batches; the tests of the door cover the bound
     scale = 1.0 if "gep" not in name else math.sqrt(2)  # the lift scales the embedding back
     assert (moved[0] - moved[1]).norm() <= 0.05 * scale * (1 + 1e-6)
 
@@ -238,7 +238,7 @@ def test_with_a_tiny_bound_only_the_product_of_rate_and_bound_matters():
 
 
 def crafted(method: Method, x, y, model, loss, bound: float = 1.0) -> float:
-    """How far the first record moves the noise-free sum, in units of the bound."""
+    """Return how far the first record moves the noise-free sum, in units of the clip bound."""
     state = copy.deepcopy(model.state_dict())
     moved = []
     for keep in (slice(0, None), slice(1, None)):
@@ -300,12 +300,19 @@ def test_own_subspaces_with_public_records_are_checked_for_overlap():
         trained(model, method, private)
 
 
-def test_an_embedding_needs_its_own_clip_rule():
+def test_an_embedding_supplies_its_own_clip_rule_and_must_be_clipped_in_its_coordinates():
     _, _, public = setting("mlp")
     space = gep(public, 2).subspace
-    for settings in ({}, {"route": ClipThenProject()}, {"clip": Automatic()}):
-        with pytest.raises(SettingError, match="clip"):
-            Method("own", subspace=space, **settings)
+    for rule in (Flat(), Automatic()):
+        assert Method("own", subspace=space, clip=rule).clip_rule == EmbeddingAndResidual(space.residual, rule)
+    with pytest.raises(SettingError, match="route = 'after clipping' is invalid; expected ProjectThenClip"):
+        Method("own", subspace=space, route=ClipThenProject())
+
+
+def test_stages_that_are_no_stages_are_refused_by_name():
+    for settings in ({"subspace": "ambient"}, {"clip": "flat"}, {"route": "before"}):
+        with pytest.raises(SettingError, match=f"^{next(iter(settings))} = "):
+            Method("own", **settings)
 
 
 def test_per_layer_clipping_bounds_each_tensor_of_a_per_tensor_subspace():
@@ -319,7 +326,7 @@ def test_per_layer_clipping_bounds_each_tensor_of_a_per_tensor_subspace():
 
 def test_public_records_without_any_finite_gradient_are_refused():
     model, private, (x, y) = setting("mlp")
-    with pytest.raises(ValueError, match="no public record has a finite gradient"):
+    with pytest.raises(ValueError, match="public has no record with a finite gradient"):
         trained(model, pcdp((x * math.nan, y), 2), private)
 
 
@@ -453,7 +460,7 @@ def test_bad_settings_are_refused_by_name(make, named):
 @pytest.mark.parametrize("per_tensor", [False, True])
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e10])
 def test_the_length_of_coordinates_covers_their_rounding(size, per_tensor):
-    """Where huge terms of a record cancel, its coordinates are mostly rounding, which may differ with its company.
+    """Where huge terms of a record cancel, its coordinates are mostly rounding errors, which depend on its batch.
 
     Clipping must bound that as well: whatever the error is, it is a small part of the length that is clipped.
     """
@@ -461,8 +468,8 @@ def test_the_length_of_coordinates_covers_their_rounding(size, per_tensor):
     model = nn.Linear(16, 12)
     loss = lambda outputs, targets: (outputs * targets).flatten(1).sum(1)
     public = torch.randn(8, 6, 16), torch.randn(8, 6, 12)
-    one, two, error = torch.randn(16), torch.randn(16), torch.randn(12)
-    tokens = torch.stack([size * one, size * two, -size * (one + two), torch.randn(16)])[None]
+    first, second, error = torch.randn(16), torch.randn(16), torch.randn(12)
+    tokens = torch.stack([size * first, size * second, -size * (first + second), torch.randn(16)])[None]
     targets = torch.stack([error, error, error, 1e-3 * error])[None]
     basis = PublicEigenspace(public, 5, per_tensor=per_tensor).basis(StepContext(model, loss, 0, 1, 1, SeededNoise(0)))
     seen = basis.coordinates(gradients(model, loss, tokens, targets))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gnomon.errors import SettingError
-from gnomon.models.code import code_hash
+from gnomon.models.custom import code_hash
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
 from gnomon.studies.cells import CellsFailed, settings_key
@@ -107,14 +107,16 @@ def test_code_that_changed_since_this_process_imported_it_is_refused_until_it_is
     compare.run(cells, tmp_path / "out", progress=False)
     net = own / "own_for_test/net.py"
     net.write_text(f"{NET}# another comment\n")  # and the module of this process is still the old one
-    with pytest.raises(SettingError, match=r"model = 'own_for_test.net:Net'.*was changed meanwhile, so start again"):
+    with pytest.raises(
+        SettingError, match=r"code of model 'own_for_test.net:Net' changed since.*start the program again"
+    ):
         compare.run(cells, tmp_path / "out", progress=False)
     importlib.reload(sys.modules["own_for_test.net"])
     assert len(compare.run(cells, tmp_path / "out", progress=False)) == 1
 
 
 def test_a_model_without_a_file_is_refused_by_name():
-    with pytest.raises(SettingError, match=r"model = 'nowhere_for_test:Net'.*a module with a file"):
+    with pytest.raises(SettingError, match=r"model = 'nowhere_for_test:Net'.*module with a source file"):
         settings_key(TrainConfig(model="nowhere_for_test:Net"))
 
 

@@ -68,7 +68,7 @@ def test_own_models_get_the_settings_their_signature_takes(maker):
         ("my_broken_for_test:Plain", "a_module_nobody_has"),
         ("my_models_for_test:Missing", "my_models_for_test defines; it has no 'Missing'"),
         ("my_models_for_test:number", "a class or a function, not int"),
-        ("my_models_for_test:needy", "this one needs depth"),
+        ("my_models_for_test:needy", "it requires depth"),
         ("my_models_for_test:broken", r"my_models_for_test:broken\(input_shape=\(4,\)\) raised KeyError: 'width'"),
         ("my_models_for_test:no_model", "torch.nn.Module, not str"),
     ],
@@ -81,8 +81,15 @@ def test_a_name_that_gives_no_model_is_explained(name, message):
 @pytest.mark.parametrize(
     ("maker", "words"),
     [
-        ("narrow", ["Linear cannot take inputs of shape (batch, 4), float32", "cannot be multiplied", "made for them"]),
-        ("double", ["Linear cannot take inputs of shape (batch, 4), float32", "float64: give model.float()"]),
+        (
+            "narrow",
+            [
+                "Linear cannot process inputs of shape (batch, 4), float32",
+                "cannot be multiplied",
+                "use a model for inputs",
+            ],
+        ),
+        ("double", ["Linear cannot process inputs of shape (batch, 4), float32", "float64; use model.float()"]),
         ("broken", ["my_models_for_test:broken", "KeyError: 'width'"]),
     ],
 )

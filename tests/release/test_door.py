@@ -1,4 +1,4 @@
-"""What the door guarantees, whatever came before it."""
+"""The guarantees of the door, for any updates and any clip rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnomon.clipping import PSAC, Automatic, Flat, Normalised, PerLayer
+from gnomon.clipping import PSAC, Automatic, ClipRule, Flat, Normalised, PerLayer
 from gnomon.errors import SettingError
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.release.door import GRID_BITS, bounded
@@ -27,7 +27,7 @@ SHAPES = {"a": (3, 2), "b": (4,), "c": ()}
 
 
 class Recording:
-    """A noise source that writes down what is asked of it."""
+    """A noise source that records how many values each call asks for."""
 
     private = False
 
@@ -47,7 +47,7 @@ class Recording:
 
 
 def split(rows: Tensor) -> Updates:
-    """A (B, 11) matrix as the updates of three parameters."""
+    """Return a (B, 11) matrix as the updates of three parameters."""
     leaves, start = {}, 0
     for name, shape in SHAPES.items():
         count = math.prod(shape)
@@ -70,7 +70,7 @@ def flat(released: dict[str, Tensor]) -> Tensor:
 
 
 def summed(rows: Tensor, rule: object, bound: float, sizes: list[int] | None = None) -> Tensor:
-    """The noise-free sum, of one physical batch or of several."""
+    """Return the noise-free sum of one physical batch or of several."""
     door = open_door(bound, rows.dtype)
     for part in [rows] if sizes is None else rows.split(sizes):
         door.admit(split(part), rule)  # type: ignore[arg-type]
@@ -88,12 +88,12 @@ def batches(draw: st.DrawFn, dtype: torch.dtype = torch.float64, least: int = 0)
 
 @st.composite
 def neighbours(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """A batch and the same batch with one more sample, somewhere, chosen by an adversary."""
+    """Draw a batch, and the same batch with a sample that an adversary inserted at a random position."""
     rows = draw(batches(dtype))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     one = torch.randn(1, WIDTH, generator=generator, dtype=dtype)
     kind = draw(st.sampled_from(["random", "opposed", "aligned", "huge", "tiny", "zero", "nan", "inf"]))
-    if kind in ("opposed", "aligned"):  # a bulk of equal samples, and one against or with them
+    if kind in ("opposed", "aligned"):  # many equal samples, and the sample in the opposite or the same direction
         rows = one.expand(len(rows), -1) * 3
         one = -one if kind == "opposed" else one
     one = one * {"huge": 1e30, "tiny": 1e-30, "zero": 0.0}.get(kind, 1.0)
@@ -132,7 +132,7 @@ def test_the_order_of_samples_does_not_matter(rows, rule, bound, data):
 def test_any_split_into_physical_batches_gives_the_same_sum(rows, rule, bound, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     ends = [0, *cuts, len(rows)]
-    sizes = [b - a for a, b in pairwise(ends)]  # some of them empty
+    sizes = [b - a for a, b in pairwise(ends)]  # some parts are empty
     difference = (summed(rows, rule, bound, sizes) - summed(rows, rule, bound)).norm()
     assert difference <= 1e-12 * bound * max(1, len(rows))
 
@@ -235,7 +235,7 @@ def test_a_step_stays_charged_and_closed_if_noise_fails():
     with pytest.raises(RuntimeError, match="no entropy"):
         door.release()
     assert events[0] == "charge"
-    with pytest.raises(RuntimeError, match="released already"):
+    with pytest.raises(RuntimeError, match="already released"):
         door.release()
 
 
@@ -257,7 +257,7 @@ def test_a_second_release_and_a_late_batch_are_refused():
     door.release()
     with pytest.raises(RuntimeError, match="noise is drawn once"):
         door.release()
-    with pytest.raises(RuntimeError, match="open a new one"):
+    with pytest.raises(RuntimeError, match="open a new Door"):
         door.admit(split(torch.zeros(1, WIDTH, dtype=torch.float64)), Flat())
 
 
@@ -269,8 +269,8 @@ def test_the_sum_is_divided_by_the_expected_batch_size_never_by_how_many_came(ro
     assert torch.allclose(flat(door.release()) * expected, summed(rows, Flat(), 1.0), rtol=1e-12, atol=1e-12)
 
 
-class Rule:
-    """A clip rule that breaks its promise."""
+class Rule(ClipRule):
+    """A clip rule that ignores the clip bound."""
 
     name = "malicious"
 
@@ -396,7 +396,7 @@ def test_noise_too_small_for_a_number_is_refused_or_added_never_dropped():
 
 
 def crafted(inputs: Tensor, targets: Tensor, model: nn.Module, rule: object, bound: float) -> float:
-    """How far one record, chosen by an adversary, moves the sum, in units of the bound."""
+    """Return how far a record that an adversary chose moves the sum, in units of the clip bound."""
     loss = lambda outputs, targets: (outputs - targets).square().flatten(1).sum(1)
     door = Door(dict(model.named_parameters()), bound, 0.0, 1.0, SeededNoise(0))
     door.admit(gradients(model, loss, inputs, targets), rule)  # type: ignore[arg-type]
@@ -405,7 +405,7 @@ def crafted(inputs: Tensor, targets: Tensor, model: nn.Module, rule: object, bou
 
 @pytest.mark.parametrize("rule", [Flat(), Automatic()], ids=lambda rule: rule.name)
 def test_a_record_whose_tokens_cancel_cannot_exceed_the_bound(rule):
-    # two equal tokens with opposite errors: the norm is zero, a float32 sum of the two is not
+    # two equal tokens with opposite errors: the exact norm is zero, but a float32 sum of the two is not
     torch.manual_seed(0)
     model, token = nn.Linear(60, 60, bias=False), torch.randn(60) * 1e4
     inputs, errors = token.expand(1, 2, 60).contiguous(), torch.rand(60) * 1e12 + 1e12
@@ -414,7 +414,7 @@ def test_a_record_whose_tokens_cancel_cannot_exceed_the_bound(rule):
 
 @pytest.mark.parametrize("rule", [Flat(), Automatic()], ids=lambda rule: rule.name)
 def test_a_record_of_tiny_tokens_and_huge_errors_cannot_exceed_the_bound(rule):
-    # squares of the tokens vanish in float32, products with the errors do not
+    # squares of the tokens underflow in float32, but their products with the errors do not
     torch.manual_seed(0)
     model = nn.Linear(200, 200, bias=False)
     inputs, targets = torch.full((1, 20, 200), 2e-23), torch.full((1, 20, 200), 6e17)
@@ -438,7 +438,7 @@ def test_a_record_whose_weight_is_denormal_in_float32_cannot_exceed_the_bound(pi
     ids=["linear", "tokens", "convolution"],
 )
 def test_a_record_of_huge_inputs_and_denormal_errors_cannot_exceed_the_bound(model, inputs, outputs):
-    # half of the smallest number is rounded up to the whole of it
+    # half of the smallest denormal number is rounded up to that number
     smallest = 1.401298464324817e-45
     found = gradients(
         model, lambda out, target: (out * target).flatten(1).sum(1), torch.full(inputs, 3e38),

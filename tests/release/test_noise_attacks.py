@@ -1,4 +1,4 @@
-"""Attacks on the noise: they win on float32 normals, kept here as controls, and stay at chance on ours."""
+"""Attacks on the noise: they succeed on flawed sources, which serve as controls, and stay at chance on the door."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.audit import mutants
 from tests.test_randomness import after_fork
 
 ALPHA = 1e-6
-"""How often a test of randomness may fail by chance."""
+"""The significance level: the probability that a statistical test fails by chance."""
 
 SIZE, TRIALS = 20_000, 200
 SOAK = pytest.mark.skipif(not os.environ.get("GNOMON_SOAK"), reason="a long form: set GNOMON_SOAK=1")
 
 
 class Float32Noise:
-    """What torch.randn gives: Box-Muller on 24-bit uniforms."""
+    """The normals of torch.randn: Box-Muller on 24-bit uniforms."""
 
     private = True
 
@@ -44,44 +44,45 @@ class Float32Noise:
         return torch.rand(count).double()
 
 
-# -- who took part, from one release -----------------------------------------------------------------
+# -- membership from a single release ----------------------------------------------------------------
 
 
 def blocks_of_16(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs that torch makes of one radius and one angle."""
+    """Return the pairs of normals that torch computes from the same radius and angle."""
     rows = z[: len(z) // 16 * 16].reshape(-1, 16)
     return rows[:, :8].flatten(), rows[:, 8:].flatten()
 
 
 def halves(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs that ours come from."""
+    """Return the pairs of normals that `box_muller` computes from the same radius and angle."""
     return z[: len(z) // 2], z[len(z) // 2 : len(z) // 2 * 2]
 
 
 def off_lattice(z: Tensor, pairs, bits: int) -> float:
-    """How far `2^bits exp(-|pair|^2 / 2)`, the uniform behind a radius, is from whole numbers: 0.25 by chance.
+    """Return the mean distance of `2^bits exp(-|pair|^2 / 2)` from whole numbers, which is 0.25 by chance.
 
-    Only small values tell: large ones are blurred by the rounding of z.
+    The exponential is the uniform from which a radius was computed. Only small values are
+    informative: rounding of z blurs the others.
     """
-    one, other = pairs(z)
-    uniforms = torch.exp(-(one.square() + other.square()) / 2)
+    first, second = pairs(z)
+    uniforms = torch.exp(-(first.square() + second.square()) / 2)
     small = uniforms[uniforms < max(2.0**14 * 2.0**-bits, uniforms.kthvalue(20).values)]
     scaled = small * 2.0**bits
     return float((scaled - scaled.round()).abs().mean())
 
 
 def guesses(noise, pairs, bits: int, trials: int = TRIALS) -> int:
-    """How often an observer who knows everybody else tells from one release whether somebody took part."""
+    """Return how often an observer who knows all other records guesses from one release whether a record took part."""
     torch.manual_seed(0)
     right = 0
-    others, one = torch.randn(SIZE) / SIZE**0.5, torch.randn(SIZE)
+    others, record = torch.randn(SIZE) / SIZE**0.5, torch.randn(SIZE)
     for present in np.random.default_rng(0).integers(0, 2, trials):
-        rows = torch.stack([others, one]) if present else others[None]
+        rows = torch.stack([others, record]) if present else others[None]
         door = Door({"w": torch.zeros(SIZE)}, 1.0, 1.0, 1.0, noise)
         weights = door.admit(Updates({"w": Dense(rows)}, torch.zeros(len(rows))), Flat()).weights
-        seen = door.release()["w"].double()
-        out = seen - others.double() * weights[0]
-        scores = [off_lattice(z, pairs, bits) for z in (out, out - one.double() / one.double().norm())]
+        released = door.release()["w"].double()
+        out = released - others.double() * weights[0]
+        scores = [off_lattice(z, pairs, bits) for z in (out, out - record.double() / record.double().norm())]
         right += (scores[1] < scores[0]) == bool(present)
     return right
 
@@ -95,17 +96,17 @@ def test_the_lattice_attack_stays_at_chance_on_our_release(pairs, bits):
 
 
 def test_the_lattice_attack_wins_on_float32_normals():
-    # the control: the same door, rounding to a grid included, with torch's float32 normals in it
+    # control: the same door, including its rounding to a grid, with torch's float32 normals
     assert guesses(Float32Noise(), blocks_of_16, 24, 60) == 60
 
 
 def test_the_lattice_attack_knows_how_our_radii_are_made():
-    # the other control: before anything is rounded, the 54-bit lattice of our own recipe is visible
+    # control: before any rounding, the 54-bit lattice of `box_muller` itself is visible
     words = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, 2000))
     words[:1000] >>= 36  # small uniforms, where float64 resolves the lattice
     z = box_muller(words)
-    one, other = halves(z)
-    lattice = torch.exp(-(one.square() + other.square()) / 2) * 2.0**53 - 0.5
+    first, second = halves(z)
+    lattice = torch.exp(-(first.square() + second.square()) / 2) * 2.0**53 - 0.5
     assert (lattice - lattice.round()).abs().max() < 0.01
 
 
@@ -132,16 +133,16 @@ def test_tails_beyond_the_end_of_float32_have_the_right_rate():
 
 
 TAILS = (2.5, 3.0, 3.5, 4.5, 5.0, 5.5)
-"""Where the tails of released noise are counted, in deviations."""
+"""The thresholds beyond which released noise is counted, in standard deviations."""
 
 FIVE, FURTHER = 5 * 2**23, 2**29
-"""So many draws that 24 are expected beyond 5 deviations, and 20 beyond 5.5."""
+"""Numbers of draws of which 24 are expected beyond 5 standard deviations, and 20 beyond 5.5."""
 
 
 def tail_probabilities(noise, draws: int) -> dict[float, float]:
-    """For each tail of so many draws that a door releases, how probable a count as far off as the one found is."""
+    """Return the p-value of the number of draws in each tail, for draws that a door releases."""
     deviation, width = 1.4147, min(draws, 2**20)
-    # a grid step further out: noise that was cut exactly there and then rounded to the grid is not among them
+    # one grid step further out, so that noise cut exactly at the threshold and rounded to the grid is not counted
     ends = {tail: tail + 2.0**-19 for tail in TAILS}
     counts = dict.fromkeys(TAILS, 0)
     for _ in range(draws // width):
@@ -163,7 +164,7 @@ def test_released_noise_has_its_tails_up_to_five_deviations():
 
 @pytest.mark.parametrize(("end", "draws"), [(3.0, 2**17), (3.5, 2**18), (4.5, 2**22), (5.0, FIVE)])
 def test_noise_that_is_cut_off_shows_in_released_tails(end, draws):
-    # the control: the same door with a source that ends early
+    # control: the same door with a source whose tails are cut off
     found = tail_probabilities(mutants.cut_at(end)(), draws)
     assert found[end] < ALPHA / len(TAILS), found
 
@@ -190,7 +191,7 @@ def test_tails_of_two_thousand_million_normals():
 
 
 def releases(steps: int, noise=None) -> Tensor:
-    """Pure noise of a Trainer's steps, (steps, parameters), read from the change of the weights."""
+    """Return the noise of a Trainer's steps, (steps, parameters), read from the changes of the weights."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).double()
     for p in model.parameters():
         nn.init.zeros_(p)  # zero weights and inputs: only the last bias has a gradient
@@ -208,17 +209,17 @@ def releases(steps: int, noise=None) -> Tensor:
 
 
 def collisions(values: Tensor) -> int:
-    """Values that occur twice, on the grid of 2^-20 on which released sums lie."""
+    """Count the values that repeat an earlier one, on the grid of 2^-20 on which released sums lie."""
     return values.numel() - len((values.flatten() * 2**20).round().unique())
 
 
 def test_no_noise_repeats_across_steps_and_parameters():
     table = releases(300)
     count = table.numel()
-    # independent normals on the grid meet by chance: n^2 / 2 pairs, each with probability grid / (2 sqrt(pi))
+    # independent normals on the grid coincide by chance: n^2 / 2 pairs, each with probability grid / (2 sqrt(pi))
     chance = count**2 / 2 * 2.0**-20 / (2 * math.sqrt(math.pi))
     assert stats.poisson.sf(collisions(table) - 1, chance) > ALPHA
-    # the control: one draw used for every step
+    # control: the same draw in every step
     repeated = table[:1].expand(300, -1)
     assert stats.poisson.sf(collisions(repeated) - 1, chance) < ALPHA
 
@@ -227,7 +228,7 @@ def test_the_steps_noise_has_every_singular_value_where_it_belongs():
     table = releases(500)
     found = singular_values(table, ALPHA)
     assert found.ok, found
-    # controls: half the noise, one direction without noise, one draw used for every fourth step
+    # controls: half the noise, one direction without noise, the same draw in every fourth step
     silent, reused = table.clone(), table.clone()
     silent[:, 5] = 0
     reused[::4] = reused[0]
@@ -240,7 +241,7 @@ def test_no_two_steps_and_no_two_coordinates_share_a_draw():
     table = releases(300)
     assert likeness(table, ALPHA).ok
     assert likeness(table.T, ALPHA).ok
-    # controls: one draw used for two steps, one for two coordinates
+    # controls: the same draw in two steps, and in two coordinates
     steps, places = table.clone(), table.clone()
     steps[250], places[:, 7] = steps[3], places[:, 90]
     assert not likeness(steps, ALPHA).ok
@@ -251,13 +252,13 @@ def test_released_noise_follows_the_normal_law():
     for noise in (None, SeededNoise(0)):
         values = releases(300, noise).flatten().numpy()
         assert stats.kstest(values, "norm").pvalue > ALPHA
-    assert stats.kstest(0.95 * values, "norm").pvalue < ALPHA  # the control
+    assert stats.kstest(0.95 * values, "norm").pvalue < ALPHA  # control
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_draws_other_noise_even_under_the_same_process_number(monkeypatch):
-    # as in a new process namespace, or where a number is used again
+    # a process number can repeat: in a new process namespace, or when the system reuses it
     monkeypatch.setattr(os, "getpid", lambda: 1)
     noise = SecureNoise()
     noise.normal(3)

@@ -31,7 +31,7 @@ from gnomon.report.repeat import run_command
 from gnomon.runs.config import TrainConfig, recipe
 from gnomon.runs.federate_config import FederateConfig, federated_recipe
 from gnomon.runs.train import train
-from gnomon.statement.promise import guess, promise
+from gnomon.statement.explanation import explain, guessing_accuracy
 from gnomon.studies.reproduce import read_experiment
 from gnomon.studies.reproduce.run import done_rows, write
 from tests.report.browser import CHROMIUM, WHY_NOT, Browser
@@ -101,26 +101,26 @@ def report(folders, out=None, **settings):
 def test_the_guess_is_what_the_best_test_between_two_neighbours_reaches(epsilon, delta):
     # the extreme mechanism of (epsilon, delta): with probability delta it tells, else randomised response
     told = delta + (1 - delta) / (1 + math.exp(-epsilon))
-    assert guess(epsilon, delta) == pytest.approx(told if epsilon < 700 else 1.0, abs=1e-9)
+    assert guessing_accuracy(epsilon, delta) == pytest.approx(told if epsilon < 700 else 1.0, abs=1e-9)
 
 
 def test_no_guarantee_is_said_in_so_many_words():
-    assert "no privacy claim" in promise(STATEMENT | {"guarantee": False})[0]
-    assert "nothing is promised" in promise(STATEMENT | {"epsilon": None, "guarantee": False})[0]
-    assert "differentially private" in promise(STATEMENT)[0]
+    assert "no privacy claim" in explain(STATEMENT | {"guarantee": False})[0]
+    assert "nothing is promised" in explain(STATEMENT | {"epsilon": None, "guarantee": False})[0]
+    assert "differentially private" in explain(STATEMENT)[0]
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
 def test_the_promise_is_about_what_the_statement_protects(adjacency, tmp_path):
     records = STATEMENT | {"adjacency": adjacency}
     clients = records | {"unit": "one client with all its records"}
-    assert "client" not in " ".join(promise(records))
-    assert "record" not in " ".join(promise(clients))
-    assert "because a client was there" in promise(clients)[-1]
+    assert "client" not in " ".join(explain(records))
+    assert "record" not in " ".join(explain(clients))
+    assert "because a client was in the data" in explain(clients)[-1]
     page = report([folder_of_a_run(tmp_path / "run", clients)]).read_text()
     assert "one client " in re.search(r"neighbouring data</th><td>([^<]*)", page)[1]
     assert "10 clients a step" in page
-    assert "record" not in " ".join(promise(clients | {"adjacency": "of its own"}))
+    assert "record" not in " ".join(explain(clients | {"adjacency": "of its own"}))
 
 
 # -- the page --------------------------------------------------------------------------------------

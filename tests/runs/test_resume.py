@@ -82,7 +82,7 @@ def test_noise_for_a_target_is_taken_from_the_run_and_not_searched_again(stopped
     (stopped / "checkpoint.json").write_text(json.dumps(facts))
     config = yaml.safe_load((stopped / "config.yaml").read_text())
     (stopped / "config.yaml").write_text(yaml.safe_dump(config | {"noise-multiplier": None, "target-epsilon": 2.0}))
-    monkeypatch.setattr("gnomon.training.plan.noise_multiplier", None)  # not called
+    monkeypatch.setattr("gnomon.training.mechanism.noise_multiplier", None)  # not called
     done = resume(stopped, progress=False)
     assert done.trainer.account.noise_multiplier == 30.0
     assert yaml.safe_load((stopped / "config.yaml").read_text())["target-epsilon"] == 2.0

@@ -38,7 +38,7 @@ def test_poisson_batches_may_be_empty():
     assert any(len(chosen) == 0 for chosen in take(Poisson(0.01), 10, 200))
 
 
-def test_truncated_batches_are_never_larger_than_declared_and_keep_whom_by_chance():
+def test_truncated_batches_are_never_larger_than_declared_and_keep_a_random_subset():
     drawn = take(TruncatedPoisson(0.5, 10, 40), 40, 400)
     assert max(map(len, drawn)) == 10
     counts = torch.bincount(torch.cat(drawn), minlength=40).double()
@@ -52,7 +52,7 @@ def test_every_record_is_in_one_shuffled_batch_an_epoch():
     assert not torch.equal(torch.cat(drawn[:4]), torch.cat(drawn[4:]))
 
 
-def test_a_full_batch_is_everybody():
+def test_a_full_batch_holds_every_record():
     assert all(torch.equal(chosen.sort().values, torch.arange(7)) for chosen in take(FullBatch(), 7, 3))
 
 
@@ -86,7 +86,7 @@ def test_an_empty_batch_keeps_its_shape():
 def test_fewer_records_than_declared_need_a_largest_batch_above_the_declared_mean():
     check_size(TruncatedPoisson(0.01, 256, 10_000), 5_000)
     check_size(TruncatedPoisson(0.01, 256, 100_000), 100_000)
-    with pytest.raises(SettingError, match=r"max_batch_size = 256.*at least 1000.*declare the 5000 there are"):
+    with pytest.raises(SettingError, match=r"max_batch_size = 256.*at least 1000.*or dataset_size = 5000"):
         check_size(TruncatedPoisson(0.01, 256, 100_000), 5_000)
 
 

@@ -1,4 +1,4 @@
-"""The Gaussian sketch: one matrix drawn in tiles, the same for every leaf, never stored where it is large."""
+"""The Gaussian sketch: one matrix for all leaves, drawn in tiles, and not stored if it is large."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_coordinates_are_a_product_with_one_matrix(name, tile, monkeypatch):
     updates = gradients(model, LOSS, *private)
     basis = basis_of(model)
     phi, g = basis.dense(), updates.dense()
-    seen = basis.coordinates(updates)
-    torch.testing.assert_close(seen.dense(), g @ phi.T, rtol=1e-9, atol=1e-12)
+    coordinates = basis.coordinates(updates)
+    torch.testing.assert_close(coordinates.dense(), g @ phi.T, rtol=1e-9, atol=1e-12)
     scaled = basis_of(model, normalised=True).coordinates(updates)
     torch.testing.assert_close(scaled.norms(), updates.norms())
     expected = g @ phi.T * (g.norm(dim=1) / (g @ phi.T).norm(dim=1))[:, None]
@@ -42,14 +42,14 @@ def test_coordinates_are_a_product_with_one_matrix(name, tile, monkeypatch):
 def test_a_large_sketch_is_drawn_again_and_is_the_same(monkeypatch):
     model, private, _ = setting("mlp")
     updates = gradients(model, LOSS, *private)
-    kept = basis_of(model)
-    expected = kept.coordinates(updates).dense()
-    monkeypatch.setattr(module, "KEPT_NUMBERS", 0)
+    stored = basis_of(model)
+    expected = stored.coordinates(updates).dense()
+    monkeypatch.setattr(module, "STORED_NUMBERS", 0)
     redrawn = basis_of(model)
     for _ in range(2):
         torch.testing.assert_close(redrawn.coordinates(updates).dense(), expected)
-    assert redrawn._kept is None
-    assert kept._kept is not None
+    assert redrawn._stored is None
+    assert stored._stored is not None
 
 
 def test_no_more_than_a_tile_exists_at_a_time_when_the_model_is_large(monkeypatch):
@@ -60,11 +60,11 @@ def test_no_more_than_a_tile_exists_at_a_time_when_the_model_is_large(monkeypatc
     )
     like = {"weight": torch.zeros(1, 400_000)}
     basis = SketchBasis(like, 100, seed=1)
-    seen = basis.apply(torch.ones(400_000))
+    coordinates = basis.apply(torch.ones(400_000))
     assert sum(sizes) == 100 * 400_000
     assert max(sizes) <= module.TILE_NUMBERS
-    assert basis._kept is None
-    assert float(seen.square().mean()) == pytest.approx(400_000 / 100, rel=0.6)
+    assert basis._stored is None
+    assert float(coordinates.square().mean()) == pytest.approx(400_000 / 100, rel=0.6)
 
 
 def test_apply_and_lift_are_transposes_and_undo_each_other_on_average():
@@ -115,14 +115,16 @@ def test_the_sum_is_seen_in_double_precision():
     big = {"weight": torch.full((1, 1000), 1e4)}
     other = {"weight": big["weight"].clone()}
     other["weight"][0, 0] += 1.0
-    moved = basis.see(other)[COORDINATES] - basis.see(big)[COORDINATES]
+    moved = basis.sketch_sum(other)[COORDINATES] - basis.sketch_sum(big)[COORDINATES]
     torch.testing.assert_close(moved, basis.dense()[:, 0].double(), rtol=1e-9, atol=1e-9)
 
 
 def test_a_sum_of_zero_is_seen_as_zero():
     for normalised in (False, True):
         basis = SketchBasis({"weight": torch.zeros(1, 8)}, 3, 0, normalised)
-        assert torch.equal(basis.see({"weight": torch.zeros(1, 8)})[COORDINATES], torch.zeros(3, dtype=torch.float64))
+        assert torch.equal(
+            basis.sketch_sum({"weight": torch.zeros(1, 8)})[COORDINATES], torch.zeros(3, dtype=torch.float64)
+        )
 
 
 def test_bad_numbers_of_directions_are_refused():

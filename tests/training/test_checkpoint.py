@@ -239,7 +239,7 @@ def test_another_ledger_is_refused(stopped):
         (stopped / rest).unlink(missing_ok=True)
     t = trainer(stopped)
     take(t, 1)  # a ledger of another run
-    refused(stopped, "does not fit")
+    refused(stopped, "does not match")
 
 
 def test_an_edited_ledger_is_refused(stopped):
@@ -286,7 +286,7 @@ def damaged(path) -> list[str]:
         (path / "checkpoint.json", facts[: len(facts) // 2]),
         (path / "checkpoint.json", b""),
         (path / "checkpoint.json", b"[]"),
-        (path / "checkpoint.json", facts.replace(b'"format": 1', b'"format": 9')),
+        (path / "checkpoint.json", facts.replace(b'"format": 2', b'"format": 9')),
     ]:
         before = file.read_bytes()
         file.write_bytes(content)

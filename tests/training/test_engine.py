@@ -9,7 +9,8 @@ from torch import nn
 import gnomon
 from gnomon import methods
 from gnomon.release import SeededNoise
-from gnomon.training import NotPrivate, PrivateStep
+from gnomon.sampling import FullBatch
+from gnomon.training import Mechanism, NotPrivate, PrivateStep
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -25,8 +26,10 @@ def batch(size: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def engine(model: nn.Module, method=None, **settings) -> PrivateStep:
-    given = {"max_grad_norm": 0.5, "noise_multiplier": 0.0, "expected_batch_size": 12, "noise": SeededNoise(0)}
-    return PrivateStep(model, LOSS, method or methods.dp_sgd(), **(given | settings))
+    claim = {"max_grad_norm": 0.5, "noise_multiplier": 0.0, "expected_batch_size": 12, "steps": 1, "delta": 1e-5}
+    claim |= {name: settings.pop(name) for name in list(settings) if name in claim}
+    mechanism = Mechanism(FullBatch(), method=method or methods.dp_sgd(), **claim)
+    return PrivateStep(model, LOSS, mechanism, **({"noise": SeededNoise(0)} | settings))
 
 
 def flat(vector) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from gnomon import Trainer, methods
 from gnomon.accounting import Account, FixedSize, FullBatch, Poisson, Shuffled, TruncatedPoisson, composed
-from gnomon.errors import SettingError
+from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger, LedgerError
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import NotPrivate, read_checkpoint, restore_checkpoint, save_checkpoint
@@ -47,10 +48,10 @@ X, Y = records()
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32: give inputs.float\(\)"),
-        ((X.double().numpy(), Y.numpy()), r"float64.*give inputs.float\(\)"),
-        ((X, Y.int()), r"the targets of train, which have type int32.*give targets.long\(\)"),
-        ((X, Y.float()), r"the targets of train, which have type float32.*give targets.long\(\)"),
+        ((X.double(), Y), r"train and model.*shape \(batch, 3\), float64.*weights are float32; use inputs.float\(\)"),
+        ((X.double().numpy(), Y.numpy()), r"float64.*use inputs.float\(\)"),
+        ((X, Y.int()), r"the targets of train, which have type int32.*pass targets.long\(\)"),
+        ((X, Y.float()), r"the targets of train, which have type float32.*pass targets.long\(\)"),
         (DataLoader(TensorDataset(X, Y), batch_size=4), "give loader.dataset"),
     ],
 )
@@ -251,8 +252,8 @@ class Packed(nn.Module):
     ("model", "inputs", "words"),
     [
         (nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 2)), torch.full((40, 2), 12),
-         r"int64.*outside a table of the model such as nn.Embedding: give a larger table"),
-        (Packed(), (torch.randn(40, 5, 3), torch.full((40,), 5)), "LSTM got a PackedSequence: give padded sequences"),
+         r"int64.*outside a table of the model such as nn.Embedding; use a larger table"),
+        (Packed(), (torch.randn(40, 5, 3), torch.full((40,), 5)), "PackedSequence; use a tensor of padded sequences"),
     ],
     ids=["token", "packed"],
 )  # fmt: skip
@@ -311,7 +312,7 @@ def test_what_is_exchanged_inside_a_loop_is_refused_until_it_was_checked():
     one.step(*next(batches))
     usual = one.loss, one.method, one.model[1]
     one.loss = lambda outputs, targets: LOSS(outputs - outputs.mean(0), targets)
-    with pytest.raises(RuntimeError, match="the loss was exchanged"):
+    with pytest.raises(RuntimeError, match="the loss was replaced"):
         one.step(*next(batches))
     with pytest.raises(NotPrivate):
         one.batches(records()).__next__()
@@ -319,7 +320,7 @@ def test_what_is_exchanged_inside_a_loop_is_refused_until_it_was_checked():
     with pytest.raises(RuntimeError, match="public records of method 'pcdp"):
         one.step(*next(batches))
     one.method, one.model[1] = usual[1], nn.Tanh()
-    with pytest.raises(RuntimeError, match="a module of the model was exchanged"):
+    with pytest.raises(RuntimeError, match="a module of the model was replaced"):
         one.step(*next(batches))
     one.step(*next(one.batches(records())))
     assert one.account.steps == 2
@@ -339,7 +340,7 @@ def test_freezing_and_thawing_between_steps_is_refused():
     batches = one.batches(records())
     one.step(*next(batches))
     one.model[0].requires_grad_(False)
-    with pytest.raises(RuntimeError, match="frozen, thawed"):
+    with pytest.raises(RuntimeError, match="frozen, unfrozen"):
         one.step(*next(batches))
 
 
@@ -402,13 +403,13 @@ def test_a_shuffled_epoch_is_not_begun_anew_by_handing_over_the_records_in_anoth
     first = one.batches((x, y))
     one.step(*next(first))
     one.step(*next(one.batches((x.clone(), y))))  # the same order goes on
-    with pytest.raises(ValueError, match="2 steps into a shuffled epoch of 10"):
+    with pytest.raises(StateError, match="2 steps into a shuffled epoch of 10"):
         next(one.batches((x.flip(0), y.flip(0))))
     for _ in range(8):
         one.step(*next(first))
     second = one.batches((x.flip(0), y.flip(0)))  # an epoch may begin with any order
     one.step(*next(second))
-    with pytest.raises(ValueError, match="1 steps into"):
+    with pytest.raises(StateError, match="1 steps into"):
         next(first)
     assert one.account.steps == 11
 
@@ -417,7 +418,7 @@ def test_other_items_need_another_trainer_inside_a_shuffled_epoch():
     items = list(zip(*records(), strict=True))
     one = trainer(sampler=Shuffled(10), steps=20)
     one.step(*next(one.batches(Subset(items, range(40)))))
-    with pytest.raises(ValueError, match="make another Trainer"):
+    with pytest.raises(StateError, match="make another Trainer"):
         next(one.batches(Subset(items, range(39, -1, -1))))
 
 
@@ -459,6 +460,9 @@ def test_a_planned_run_keeps_its_price():
             setattr(one.account, name, value)
     with pytest.raises(AttributeError):
         one.account = Account(Poisson(0.1), 9.0)
+    for owner in (one, one.engine):
+        with pytest.raises(AttributeError):
+            owner.mechanism = dataclasses.replace(one.mechanism, noise_multiplier=9.0)
     with pytest.raises(SettingError, match="noise"):
         one.noise = SecureNoise()
     with pytest.raises(SettingError, match="cost the same"):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import gnomon
 from gnomon import methods
-from gnomon.clipping import RULES, EmbeddingAndResidual, Fair, PerLayer, UpdateAndLoss
-from gnomon.subspaces import StepContext
+from gnomon.clipping import RULES, ClipRule, EmbeddingAndResidual, Fair, PerLayer, UpdateAndLoss
+from gnomon.subspaces import Basis, StepContext, Subspace
 from gnomon.training import NotPrivate
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.updates import Dense, Updates
@@ -248,7 +248,7 @@ def test_the_check_leaves_model_and_random_state_alone():
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
-class Median:
+class Median(ClipRule):
     """Clips at the median norm of the batch."""
 
     name = "median"
@@ -257,7 +257,7 @@ class Median:
         return (norms.median().clamp_max(bound) / norms.norm(dim=1, keepdim=True)).clamp_max(1.0)
 
 
-class Adapting:
+class Adapting(ClipRule):
     """Clips at what most were long so far."""
 
     name, cut = "adapting", 1.0
@@ -285,10 +285,13 @@ def test_the_rules_of_the_library_look_at_one_sample_at_a_time(rule, bound):
     refuse_mixing_rule(rule, blocks=3, bound=bound)
 
 
-class Centred:
+class Centred(Subspace, Basis):
     """All parameters, after the mean of the batch was taken away."""
 
-    name, key = "centred", staticmethod(lambda context: 0)
+    name = "centred"
+
+    def key(self, context):
+        return 0
 
     def basis(self, context):
         self.like = context.like
@@ -297,6 +300,9 @@ class Centred:
     def coordinates(self, updates):
         mean = {name: leaf.dense().mean(0) for name, leaf in updates.leaves.items()}
         return Updates({n: Dense(leaf.dense() - mean[n]) for n, leaf in updates.leaves.items()}, updates.losses)
+
+    def lift(self, vector):
+        return dict(vector)
 
 
 def test_a_basis_that_mixes_samples_is_refused_before_the_first_release():
@@ -506,7 +512,7 @@ def test_a_dependence_that_a_mask_leaves_alone_in_the_coordinates_is_refused():
     model = Whispering(1e-5)
     branch = {name: torch.full_like(p, "branch" in name, dtype=torch.bool) for name, p in model.named_parameters()}
 
-    class BranchOnly:
+    class BranchOnly(Subspace):
         """Coordinates that hold nothing but the weak branch."""
 
         name = "branch only"
@@ -517,7 +523,7 @@ def test_a_dependence_that_a_mask_leaves_alone_in_the_coordinates_is_refused():
         def basis(self, context: StepContext) -> BranchBasis:
             return BranchBasis(context.like)
 
-    class BranchBasis:
+    class BranchBasis(Basis):
         def __init__(self, like: dict[str, torch.Tensor]) -> None:
             self.like = {name: value for name, value in like.items() if branch[name].any()}
 

@@ -11,7 +11,7 @@ import gnomon
 from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.release import SeededNoise
 from gnomon.training.placement import multiple, place
-from gnomon.updates.gradients import batch_size
+from gnomon.updates.trees import batch_size
 
 WIDTH, CRAFTED = 30, 24
 DRAW = torch.Generator().manual_seed(0)

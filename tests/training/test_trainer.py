@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import gnomon
 from gnomon.accounting import FullBatch, Poisson, Shuffled, TruncatedPoisson, epsilon
 from gnomon.clipping import Automatic, PerLayer
-from gnomon.errors import SettingError
+from gnomon.errors import SettingError, StateError
 from gnomon.ledger import Ledger
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.training import BudgetExhausted, evaluate
@@ -388,7 +388,7 @@ def test_a_shuffled_epoch_that_was_interrupted_goes_on_where_it_stopped():
 def test_one_trainer_accounts_for_one_data_set():
     t = trainer()
     t.fit(data())
-    with pytest.raises(ValueError, match="one data set"):
+    with pytest.raises(StateError, match="one data set"):
         t.fit(data(40))
 
 
@@ -479,7 +479,7 @@ def test_evaluate_converts_a_loss_that_reduces_and_refuses_one_that_it_cannot():
     plain = evaluate(model, nn.CrossEntropyLoss(reduction="none"), (x, y))
     with pytest.warns(UserWarning, match="reduction='none'"):
         assert evaluate(model, nn.CrossEntropyLoss(), (x, y)) == plain
-    with pytest.raises(ValueError, match="one number a sample"):
+    with pytest.raises(ValueError, match="one value per sample"):
         evaluate(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets), (x, y))
 
 

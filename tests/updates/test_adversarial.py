@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-from gnomon.updates import gradients
+from gnomon.errors import SettingError
+from gnomon.updates import Layouts, gradients
 
 from .zoo import loop, squares
 
@@ -472,9 +473,9 @@ def test_dropout_uses_one_mask_for_outputs_and_updates(kind):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_refused(dtype):
-    with pytest.raises(TypeError, match="float32 or float64"):
+    with pytest.raises(SettingError, match="float32 or float64"):
         gradients(nn.Linear(4, 2).to(dtype), squares, torch.randn(B, 4, dtype=dtype), None)
-    with pytest.raises(TypeError, match="autocast"), torch.autocast("cpu"):
+    with pytest.raises(SettingError, match="autocast"), torch.autocast("cpu"):
         gradients(nn.Linear(4, 2), squares, torch.randn(B, 4), None)
 
 
@@ -498,7 +499,7 @@ def test_an_input_changed_in_place_after_use_is_refused_by_name():
 
 def test_random_numbers_in_a_module_without_a_rule_are_refused_by_name():
     model = model_of(lambda s, x: F.dropout(x * s.p), p=parameter(4))
-    refused(model, torch.randn(B, 4), "holds p.*draws random numbers", RuntimeError)
+    refused(model, torch.randn(B, 4), "has the parameters p but no rule.*draws random numbers", RuntimeError)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
@@ -544,15 +545,15 @@ def test_a_model_that_changes_its_path_is_followed_or_refused(how):
     model = model_of(switching, table=nn.Embedding(11, 4), head=nn.Linear(4, 11), functional=False).to(D)
     ids = tokens()
     before, after = ((ids, False), (ids, True)) if how == "argument" else (ids, ids)
-    gradients(model, squares, before, None)
+    layouts = Layouts()
+    gradients(model, squares, before, None, layouts=layouts)
     model.functional = True
     expected = loop(model, squares, ids, None)
     model.functional = how == "attribute"
-    try:
-        found = gradients(model, squares, after, None).dense()
-    except ValueError:
-        return
-    torch.testing.assert_close(found, expected)
+    with contextlib.suppress(ValueError):
+        torch.testing.assert_close(gradients(model, squares, after, None, layouts=layouts).dense(), expected)
+    # a refusal drops the layout that no longer fits, so that the next call works out the new one
+    torch.testing.assert_close(gradients(model, squares, after, None, layouts=layouts).dense(), expected)
 
 
 def test_a_layer_that_runs_without_gradients_has_none():
@@ -627,7 +628,7 @@ class Coarse(nn.Module):
 
 
 def test_autocast_inside_a_model_is_refused():
-    with pytest.raises(TypeError, match=r"module 'layer' computes in bfloat16.*autocast"):
+    with pytest.raises(SettingError, match=r"module 'layer' computes in bfloat16.*autocast"):
         gradients(Coarse(), squares, torch.randn(4, 3), None)
 
 
@@ -652,7 +653,7 @@ def test_outputs_in_which_no_tensor_can_be_found_are_named():
         def forward(self, input):
             return Out(super().forward(input))
 
-    with pytest.raises(TypeError, match="returns a Out, in which no tensor can be found"):
+    with pytest.raises(SettingError, match="returns a Out, in which no tensor can be found"):
         gradients(Wrapped(3, 2), lambda out, _: out.logits.sum(1), torch.randn(4, 3), None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from itertools import permutations
 
@@ -10,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gnomon.updates import gradients, local_sgd
-from gnomon.updates.graph import node, straighten
+from gnomon.updates import Layouts, gradients, local_sgd
+from gnomon.updates.graph import make_gradients_contiguous, node
 
 from .zoo import CASES, B, loop, squares
 
@@ -140,7 +142,7 @@ def test_instance_normalisation_is_right_whatever_the_order_of_a_gradient_in_mem
         back = [order.index(dim) for dim in range(4)]
         slope = torch.randn([x.shape[dim] for dim in order], dtype=torch.float64).permute(back)
         output = F.instance_norm(x)
-        straighten([node(output)])
+        make_gradients_contiguous([node(output)])
         (found,) = torch.autograd.grad(output, x, slope)
         (expected,) = torch.autograd.grad(by_hand, x, slope, retain_graph=True)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
@@ -160,3 +162,26 @@ def test_rounding_is_not_taken_for_another_order_of_the_samples():
         layers = (nn.Embedding(7, 2), nn.Linear(2, 2), nn.LayerNorm(2, elementwise_affine=False), nn.Linear(2, 9))
         model = nn.Sequential(*layers, nn.Sigmoid(), Turned(), nn.Linear(9, 3))
         assert len(gradients(model, squares, torch.randint(0, 7, (6, 5)), None)) == 6
+
+
+def test_a_cache_of_layouts_saves_forward_passes_and_changes_no_number():
+    calls = []
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model.register_forward_hook(lambda *arguments: calls.append(1))
+    loss = lambda outputs, targets: outputs.square().sum(1)
+    x, layouts = torch.randn(5, 4), Layouts()
+    alone = gradients(model, loss, x, None).dense()
+    assert len(calls) == 3, "two to work out the layout, and the one that counts"
+    first, again = (gradients(model, loss, x, None, layouts=layouts).dense() for _ in range(2))
+    assert len(calls) == 3 + 3 + 1
+    assert torch.equal(alone, first)
+    assert torch.equal(alone, again)
+
+
+def test_a_cache_of_layouts_does_not_keep_a_model_alive():
+    model, layouts = nn.Linear(4, 3), Layouts()
+    gradients(model, lambda outputs, targets: outputs.sum(1), torch.randn(5, 4), None, layouts=layouts)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None

@@ -21,8 +21,9 @@ import gnomon
 from gnomon.ledger import Ledger
 from gnomon.training import NotPrivate
 from gnomon.training.checkpoint import save_checkpoint
-from gnomon.updates import snapshot
-from gnomon.updates.snapshot import DEPTH, LONG, SMALL, Snapshot, untouched
+from gnomon.updates import snapshot, state_values
+from gnomon.updates.snapshot import DEPTH, Snapshot, untouched
+from gnomon.updates.state_values import LONG, SMALL
 
 LARGE = SMALL + 4
 
@@ -262,7 +263,7 @@ def test_a_step_that_ends_with_an_error_leaves_no_state_behind():
         trainer.step(*next(batches))
     assert not model.layer.mean.any()
     model.layer.fails, model.layer.mean = False, torch.ones(4)
-    trainer._drawn += 1
+    trainer.sampling.pending += 1
     trainer.loss = nn.CrossEntropyLoss(reduction="none")
     with pytest.raises(RuntimeError, match="exchanged"):  # before any record is seen
         trainer.step(*data(4))
@@ -634,8 +635,8 @@ def test_no_message_quotes_a_value_a_key_or_a_position():
 
 def reads(monkeypatch) -> list:
     calls = []
-    sums = snapshot._sums
-    monkeypatch.setattr(snapshot, "_sums", lambda value: calls.append(1) or sums(value))
+    sums = state_values.checksum
+    monkeypatch.setattr(state_values, "checksum", lambda value: calls.append(1) or sums(value))
     return calls
 
 

@@ -1,12 +1,11 @@
-"""What a run costs in privacy, and how much noise a budget asks for."""
+"""Privacy accounting: the epsilon of runs, and the noise that meets a target epsilon."""
 
 from gnomon.accounting.account import Account
 from gnomon.accounting.calibrate import noise_multiplier
 from gnomon.accounting.epsilon import Accountant, epsilon
 from gnomon.accounting.joint import composed, filtered
-from gnomon.accounting.published import published_noise
 from gnomon.accounting.result import Epsilon, digits
-from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa
+from gnomon.accounting.sketch import Expansion, LinearSketch, NormalisedSketch, kappa, published_noise
 from gnomon.sampling.adjacency import Adjacency
 from gnomon.sampling.fixed_size import FixedSize
 from gnomon.sampling.full_batch import FullBatch

@@ -1,4 +1,4 @@
-"""One number for one accountant, and which looser bound stands in where the tight one is out of reach."""
+"""The epsilon of a run by a named accountant, with looser bounds where the tight one cannot be computed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gnomon.accounting import gaussian, pld, renyi
-from gnomon.accounting.composition import GaussianComposition
+from gnomon.accounting.gaussian import GaussianComposition
 from gnomon.accounting.sketch import SHARE
 from gnomon.errors import SettingError
 from gnomon.sampling.adjacency import Adjacency
 from gnomon.sampling.scheme import Sampling
-from gnomon.sampling.truncated_poisson import TruncatedPoisson
 
 APPROXIMATE = "the Gaussian limit is an approximation and may lie below the true epsilon: not a bound"
 LOOSER = "PLD is out of reach for these settings; this is a looser bound"
@@ -21,7 +20,7 @@ LOOSER = "PLD is out of reach for these settings; this is a looser bound"
 
 @dataclass(frozen=True)
 class Bound:
-    """An epsilon and where it came from."""
+    """An epsilon, the accountant that computed it, and whether it is an upper bound (`guarantee`)."""
 
     value: float
     accountant: str
@@ -30,41 +29,48 @@ class Bound:
 
 
 def bound(accountant: str, run: GaussianComposition, coarser: float = 1.0) -> Bound:
-    """Epsilon by the named accountant. `coarser` widens the PLD grid, for searches.
+    """Return the epsilon of a run by the named accountant.
+
+    Results are cached, unless the class of the sampler is defined outside Gnomon.
+
+    Args:
+        accountant: A key of `ACCOUNTANTS`.
+        run: The settings of the run.
+        coarser: A factor for the interval of the PLD grid: a larger one is faster and gives a looser upper bound.
 
     >>> from gnomon.sampling.poisson import Poisson
     >>> bound("rdp-classic", GaussianComposition(Poisson(0.025), 10.0, 3200, 1e-5, "add-remove")).accountant
     'RDP classic'
     """
-    supported(accountant, run.sampler, run.adjacency)
-    name, answer = ACCOUNTANTS[accountant]
+    check_supported(accountant, run.sampler, run.adjacency)
+    label, compute = ACCOUNTANTS[accountant]
     if run.steps == 0:
-        return Bound(0.0, name, "no steps")
+        return Bound(0.0, label, "no steps")
     if run.noise_multiplier == 0:
-        return Bound(math.inf, name, "no noise")
+        return Bound(math.inf, label, "no noise")
     if run.expansion is not None:
-        return _expanded(accountant, run, coarser)
-    return (_known if _lasting(run.sampler) else _asked)(answer, run, coarser)
+        return _sketched(accountant, run, coarser)
+    return _cached(accountant, run, coarser) if _is_immutable(run.sampler) else compute(run, coarser)
 
 
-def _lasting(sampler: Sampling) -> bool:
-    """Whether a sampler cannot change behind its name. One of somebody's own may."""
+def _is_immutable(sampler: Sampling) -> bool:
+    """Whether equal samplers always cost the same: a class defined outside Gnomon may be mutable despite its hash."""
     frozen = getattr(getattr(type(sampler), "__dataclass_params__", None), "frozen", False)
     return bool(frozen) and type(sampler).__module__.startswith("gnomon.")
 
 
-def _asked(answer: Callable[[GaussianComposition, float], Bound], run: GaussianComposition, coarser: float) -> Bound:
-    return answer(run, coarser)
-
-
 @lru_cache(maxsize=1024)
-def _known(answer: Callable[[GaussianComposition, float], Bound], run: GaussianComposition, coarser: float) -> Bound:
-    """The same question is answered from memory: clients, seeds and cells of a study often share their settings."""
-    return _asked(answer, run, coarser)
+def _cached(accountant: str, run: GaussianComposition, coarser: float) -> Bound:
+    """Compute a bound once for all clients, seeds and cells of a study that share their settings."""
+    _, compute = ACCOUNTANTS[accountant]
+    return compute(run, coarser)
 
 
-def _expanded(accountant: str, run: GaussianComposition, coarser: float) -> Bound:
-    """A sketched sum: exact where that is known, else with a stretch that all steps keep to but for part of delta."""
+def _sketched(accountant: str, run: GaussianComposition, coarser: float) -> Bound:
+    """Bound the epsilon of a sketched sum: exactly where a closed form exists, else with a stretch factor.
+
+    A share of delta pays for the event that the sketch of any step stretches a change by more than the factor.
+    """
     assert run.expansion is not None
     if not run.sampler.amplified:
         exact = run.expansion.exact(run.multiplier, run.uses, run.delta, coarser)
@@ -72,46 +78,43 @@ def _expanded(accountant: str, run: GaussianComposition, coarser: float) -> Boun
             return Bound(exact, "exact sketched Gaussian", run.expansion.note)
     factor = run.expansion.factor(SHARE * run.delta / run.uses)
     plain = replace(run, noise_multiplier=run.noise_multiplier / factor, delta=(1 - SHARE) * run.delta, expansion=None)
-    found = bound(accountant, plain, coarser)
-    note = "; ".join(filter(None, [run.expansion.note, found.note]))
-    return replace(found, accountant=f"{found.accountant}, stretch {factor:.3f} counted", note=note)
+    unsketched = bound(accountant, plain, coarser)
+    note = "; ".join(filter(None, [run.expansion.note, unsketched.note]))
+    return replace(unsketched, accountant=f"{unsketched.accountant}, stretch {factor:.3f} counted", note=note)
 
 
-def supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:
-    """An error if the accountant cannot answer for this sampler and adjacency.
+def check_supported(accountant: str, sampler: Sampling, adjacency: Adjacency) -> None:
+    """Raise SettingError if the accountant has no bound for this sampler under this adjacency.
 
     >>> from gnomon.sampling.poisson import Poisson
-    >>> supported("pld", Poisson(0.1), "replace-one")
+    >>> check_supported("pld", Poisson(0.1), "replace-one")
     """
-    if accountant == "pld" or not sampler.amplified:
+    if accountant == "pld" or sampler.poisson_rate(adjacency) is not None:
         return
-    if isinstance(sampler, TruncatedPoisson):
-        raise SettingError("accountant", accountant, "'pld', the only one for truncated Poisson sampling")
-    if adjacency == "replace-one":
-        allowed = "'pld' for Poisson sampling with replace-one, or adjacency='add-remove' or 'zero-out'"
-        raise SettingError("accountant", accountant, allowed)
+    allowed = f"'pld', the only accountant for {sampler.name} with {adjacency}"
+    supported = [name for name in sampler.adjacencies if sampler.poisson_rate(name) is not None]
+    if supported:
+        allowed += f"; or choose adjacency = {' or '.join(map(repr, supported))}"
+    raise SettingError("accountant", accountant, allowed)
 
 
 def _pld(run: GaussianComposition, coarser: float) -> Bound:
-    """The PLD bound; where the grid is too wide or none will do, the smallest of all valid bounds."""
+    """Return the PLD bound, or the smallest valid bound if the grid had to be widened or does not exist."""
     if not run.sampler.amplified:
         return Bound(gaussian.exact(run.multiplier, run.uses, run.delta), "exact Gaussian")
     if -math.expm1(run.steps * math.log1p(-min(run.sampler.rate, 1 - 1e-16))) <= run.delta:
         return Bound(0.0, "PLD", "delta covers the chance that a record is ever drawn")
-    found = Bound(math.inf, "PLD")
+    tight = Bound(math.inf, "PLD")
     grid = pld.grid(run, coarser)
     if grid is not None:
-        found = Bound(pld.epsilon(run, grid.interval), "PLD")
-        if not grid.widened and math.isfinite(found.value):
-            return found
-    # A record that takes another one's place in a full batch moves the sum by 2.
-    truncated = isinstance(run.sampler, TruncatedPoisson)
-    multiplier = run.noise_multiplier / 2 if truncated else run.multiplier
-    plain = gaussian.exact(multiplier, run.steps, run.delta)
-    others = [Bound(plain, "Gaussian without amplification", LOOSER)]
-    if not truncated and run.adjacency != "replace-one":
-        others.append(Bound(_rdp(run).value, "RDP", LOOSER))
-    return min([found, *others], key=lambda one: one.value)
+        tight = Bound(pld.epsilon(run, grid.interval), "PLD")
+        if not grid.widened and math.isfinite(tight.value):
+            return tight
+    unamplified = gaussian.exact(run.multiplier, run.steps, run.delta)
+    candidates = [tight, Bound(unamplified, "Gaussian without amplification", LOOSER)]
+    if run.sampler.poisson_rate(run.adjacency) is not None:
+        candidates.append(Bound(_rdp(run).value, "RDP", LOOSER))
+    return min(candidates, key=lambda candidate: candidate.value)
 
 
 def _rdp(run: GaussianComposition, coarser: float = 1.0) -> Bound:
@@ -135,3 +138,4 @@ ACCOUNTANTS: dict[str, tuple[str, Callable[[GaussianComposition, float], Bound]]
     "rdp-classic": ("RDP classic", _classic),
     "gdp": ("GDP", _gdp),
 }
+"""For each accountant its name in statements and the function that computes its bound."""

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from gnomon import validate
 from gnomon.accounting import bounds
-from gnomon.accounting.composition import GaussianComposition
+from gnomon.accounting.gaussian import GaussianComposition
 from gnomon.accounting.result import Epsilon
 from gnomon.accounting.sketch import Expansion
 from gnomon.errors import SettingError
@@ -14,6 +14,7 @@ from gnomon.sampling.poisson import Poisson
 from gnomon.sampling.scheme import Sampling
 
 Accountant = Literal["pld", "rdp", "rdp-classic", "gdp"]
+"""The accounting methods; `epsilon` describes them."""
 
 
 def epsilon(
@@ -27,28 +28,37 @@ def epsilon(
     adjacency: str | None = None,
     expansion: Expansion | None = None,
 ) -> Epsilon:
-    """The privacy spent by `steps` noisy steps, as an upper bound unless `.guarantee` is False.
+    """Return the epsilon of `steps` noisy steps: an upper bound, unless its `guarantee` is False.
 
-    `sample_rate=q` is short for `sampler=Poisson(q)`. Noise has standard deviation
-    `noise_multiplier` times the clipping bound. Accountants:
+    Args:
+        noise_multiplier: The standard deviation of the noise, in units of the clip bound.
+        steps: The number of steps.
+        delta: The delta of the guarantee.
+        sample_rate: Short for `sampler=Poisson(sample_rate)`.
+        sampler: The sampling scheme.
+        accountant: The accounting method.
 
-    - "pld": privacy loss distributions, tight. Where there is no sampling, the exact closed form.
-    - "rdp": Renyi divergences with the improved conversion.
-    - "rdp-classic": integer orders and the classic conversion, as early papers report it.
-    - "gdp": the Gaussian limit. With Poisson sampling an approximation, never a guarantee.
+            - "pld": privacy loss distributions, tight; without amplification, the exact closed form. Where PLD cannot
+              be computed (huge epsilon, delta below 1e-10, more than a million steps), a looser bound, which the
+              result names.
+            - "rdp": Renyi divergences with the improved conversion.
+            - "rdp-classic": Renyi divergences with the classic conversion, as early papers report it.
+            - "gdp": the Gaussian limit. With Poisson sampling an approximation, never a guarantee.
+        adjacency: The adjacency relation; the sampler's default if None.
+        expansion: For methods that sketch the sum before noise is added.
 
-    Where "pld" is out of reach (enormous epsilon, delta below 1e-10, more than a million steps), a looser
-    bound is given and named. `expansion` is for methods that sketch the sum before noise.
+    Raises:
+        SettingError: A setting is invalid, or the accountant has no bound for this sampler and adjacency.
 
     >>> epsilon(noise_multiplier=10.0, steps=3200, delta=1e-5, sample_rate=0.025)
     epsilon = 0.500 at delta = 1e-05 (add-remove, Poisson q = 0.025, PLD)
     """
-    sampler = chosen_sampler(sample_rate, sampler)
+    sampler = resolve_sampler(sample_rate, sampler)
     sigma = validate.non_negative("noise_multiplier", noise_multiplier)
     count = validate.whole("steps", steps, least=0)
     delta = validate.probability("delta", delta)
-    relation = sampler.adjacency(adjacency)
-    kind = chosen_accountant(accountant)
+    relation = sampler.resolve_adjacency(adjacency)
+    kind = parse_accountant(accountant)
     bound = bounds.bound(kind, GaussianComposition(sampler, sigma, count, delta, relation, expansion))
     return Epsilon(
         bound.value,
@@ -63,30 +73,31 @@ def epsilon(
     )
 
 
-def chosen_sampler(sample_rate: float | None, sampler: Sampling | None) -> Sampling:
-    """The sampler that the two arguments stand for; exactly one of them is to be given.
+def resolve_sampler(sample_rate: float | None, sampler: Sampling | None) -> Sampling:
+    """Return the sampler, or Poisson sampling at `sample_rate`; exactly one of the two must be given.
 
-    >>> chosen_sampler(0.1, None)
+    >>> resolve_sampler(0.1, None)
     Poisson(sample_rate=0.1)
     """
     if sampler is None and sample_rate is not None:
         return Poisson(sample_rate)
     if sample_rate is not None:
-        raise SettingError("sample_rate", sample_rate, "either sample_rate or sampler, not both")
+        message = f"set either sample_rate (= {sample_rate!r}) or sampler, not both"
+        raise SettingError.with_message(message, name="sample_rate", value=sample_rate)
     if not isinstance(sampler, Sampling):
-        allowed = "sample_rate=..., or a sampler such as Poisson(0.01), FullBatch() or Shuffled(40)"
+        allowed = "a sampler such as Poisson(0.01), FullBatch() or Shuffled(40), or sample_rate in its place"
         raise SettingError("sampler", sampler, allowed)
     return sampler
 
 
-def chosen_accountant(value: object) -> Accountant:
-    """The value, if it names an accountant.
+def parse_accountant(value: object) -> Accountant:
+    """Return the value if it names an accountant, and raise SettingError otherwise.
 
-    >>> chosen_accountant("pld")
+    >>> parse_accountant("pld")
     'pld'
     """
-    for name in get_args(Accountant):
+    names: tuple[Accountant, ...] = get_args(Accountant)
+    for name in names:
         if value == name:
-            found: Accountant = name
-            return found
-    raise SettingError("accountant", value, " or ".join(map(repr, get_args(Accountant))))
+            return name
+    raise SettingError("accountant", value, " or ".join(map(repr, names)))

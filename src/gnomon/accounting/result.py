@@ -1,4 +1,4 @@
-"""An epsilon that remembers what it is an epsilon of."""
+"""The result of accounting: an epsilon with its settings, and how epsilons are printed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gnomon.sampling.adjacency import Adjacency
 
 
 def digits(epsilon: float | None, decimals: int = 3, *, significant: int | None = None, lower: bool = False) -> str:
-    """Return an epsilon as text, rounded up, so that what people read is never below what was spent.
+    """Return an epsilon as text, rounded up, so that a printed epsilon is never below the exact one.
 
-    Every place that prints an epsilon, or a number that follows from one, uses this function. Files for machines keep
-    the exact value.
+    Every epsilon in output for people, and every number derived from one, is formatted by this function. JSON files
+    keep the exact value.
 
     Args:
         epsilon: The value; None stands for infinity, as in JSON.
-        decimals: Decimals to print. A value so small or so large that they would not suit it gets as many significant
-            digits instead.
-        significant: Significant digits to print in place of `decimals`, for labels of axes.
-        lower: Round down, for a lower bound that an audit found or for what is left of a budget.
+        decimals: The number of decimals. A value below 10^(1 - decimals) or above 10^6 is printed with this many
+            significant digits instead.
+        significant: The number of significant digits, in place of `decimals`; for axis labels.
+        lower: Round down instead: for the lower bound of an audit, or the remainder of a budget.
 
     >>> digits(1.0), digits(0.01006), digits(0.000421), digits(None)
     ('1.000', '0.011', '0.000421', 'infinite')
@@ -34,20 +34,20 @@ def digits(epsilon: float | None, decimals: int = 3, *, significant: int | None 
     if significant is None and (epsilon == 0 or 10.0 ** (1 - decimals) <= abs(epsilon) < 1e6):
         return f"{_rounded(epsilon, -decimals, lower):.{decimals}f}"
     count = decimals if significant is None else significant
-    place = Decimal(repr(float(epsilon))).adjusted() + 1 - count  # of the last digit that is kept
+    place = Decimal(repr(float(epsilon))).adjusted() + 1 - count  # the exponent of the last printed digit
     return f"{float(_rounded(epsilon, place, lower)):.{count}g}"
 
 
 def _rounded(value: float, place: int, lower: bool) -> Decimal:
-    """The value to a power of ten. Of its shortest decimal form: 0.1 is 0.1, not the nearest binary fraction."""
+    """Round to a multiple of 10^place, from the shortest decimal form: 0.1 is 0.1, not a nearby binary fraction."""
     rounding = ROUND_FLOOR if lower else ROUND_CEILING
     return Decimal(repr(float(value))).quantize(Decimal(1).scaleb(place), rounding=rounding)
 
 
 class Epsilon(float):
-    """A float that carries the rest of the statement: delta, adjacency, sampling and accountant.
+    """A float that carries the settings it was computed from: delta, adjacency, sampler, accountant and others.
 
-    `guarantee` is False for an approximation that may lie below the true value; `note` then says so.
+    `guarantee` is False for an approximation that may lie below the true value; `note` then explains why.
 
     >>> eps = Epsilon(0.5, delta=1e-5, adjacency="add-remove", sampler="Poisson q = 0.025",
     ...               accountant="PLD", noise_multiplier=10.0, steps=3200)
@@ -87,7 +87,7 @@ class Epsilon(float):
         return self
 
     def describe(self) -> str:
-        """The whole statement on one line."""
+        """Return epsilon and its settings on one line."""
         claim = "" if self.guarantee else "; not a guarantee"
         return (
             f"epsilon = {digits(self)} at delta = {self.delta:.6g} "

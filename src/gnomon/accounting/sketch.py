@@ -1,12 +1,13 @@
-"""What it costs to sketch a sum of clipped updates before noise, where the sketch can stretch a change.
+"""The privacy cost of sketching a sum of clipped updates before noise is added.
 
-A record changes the sum by a vector x of length at most 1 (in units of the clip bound). A sketch that is drawn afresh
-for each step, independently of the data, shows that change with another length, and the law of that length is known.
+A record changes the sum by a vector x of length at most 1 (in units of the clip bound). A sketch is drawn anew for
+each step, independently of the data, and can stretch x; the distribution of the stretched length is known.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -17,37 +18,37 @@ from scipy import special, stats
 from gnomon import validate
 
 SHARE = 0.1
-"""The part of delta that pays for sketches that stretch more than assumed."""
+"""The share of delta that pays for sketches that stretch a change by more than the assumed factor."""
 
 
 class Expansion(ABC):
-    """How a map from a sum to coordinates can stretch the change that one record makes."""
+    """How a random map from a sum to coordinates can stretch the change that one record makes."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For statements."""
+        """A description for privacy statements."""
 
     @property
     @abstractmethod
     def note(self) -> str:
-        """What a reader of the statement should know."""
+        """A caveat for privacy statements; empty if there is none."""
 
     @abstractmethod
     def factor(self, chance: float) -> float:
-        """A change grows by more than this with at most the given chance, in one step."""
+        """Return the factor that the stretch of one step exceeds with probability at most `chance`."""
 
     def exact(self, noise_multiplier: float, uses: int, delta: float, coarser: float = 1.0) -> float | None:
-        """Epsilon of full-batch steps where it has a closed form, else None. `coarser` trades accuracy for time."""
+        """Return epsilon of full-batch steps if there is a closed form, else None; a larger `coarser` is faster."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the expansion as plain values for JSON; `from_dict` reads them."""
         return {"kind": type(self).__name__} | dict(vars(self))
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Expansion:
-        """What `to_dict` described.
+        """Return the expansion that `to_dict` described.
 
         >>> Expansion.from_dict(LinearSketch(20).to_dict())
         LinearSketch(directions=20)
@@ -59,7 +60,7 @@ class Expansion(ABC):
 
 @dataclass(frozen=True)
 class LinearSketch(Expansion):
-    """`Phi S` with m x d fresh N(0, 1/m) entries: a change of length 1 is seen with length chi_m / sqrt(m).
+    """`Phi S` with m x d fresh N(0, 1/m) entries: a change of length 1 gets length chi_m / sqrt(m).
 
     >>> round(LinearSketch(100).factor(1e-8), 3)
     1.416
@@ -87,10 +88,10 @@ class LinearSketch(Expansion):
 
 @dataclass(frozen=True)
 class NormalisedSketch(Expansion):
-    """`|S| Phi S / |Phi S|`, the published normaliser of a whole batch: grows by at most kappa(chance).
+    """`|S| Phi S / |Phi S|`, the published whole-batch normaliser: stretches a change by at most kappa(chance).
 
-    Without the factor kappa the published sensitivity is wrong: for a known Phi one record can move it by twice the
-    length of the whole sum.
+    The published sensitivity lacks the factor kappa and is false: for a known Phi, one record can move the normalised
+    sketch by twice the length of the whole sum.
 
     >>> round(NormalisedSketch(100).factor(1e-8), 2)
     1.88
@@ -109,7 +110,7 @@ class NormalisedSketch(Expansion):
     def note(self) -> str:
         return (
             "the published whole-batch normaliser: its stated sensitivity is false; this epsilon counts the factor "
-            f"kappa for {self.directions} fresh directions a step and puts {SHARE:.0%} of delta aside for bad draws"
+            f"kappa for {self.directions} fresh directions a step and reserves {SHARE:.0%} of delta for bad draws"
         )
 
     def factor(self, chance: float) -> float:
@@ -117,10 +118,10 @@ class NormalisedSketch(Expansion):
 
 
 def kappa(directions: int, chance: float) -> float:
-    """The x with `P(condition number of an m x 2 Gaussian matrix > x) = chance`.
+    """Return the x with `P(condition number of an m x 2 Gaussian matrix > x) = chance`.
 
-    For two sums and a fresh sketch, normalised sketches differ by at most that condition number times what the sums
-    differ by, and `P(kappa > x) = (2 x / (x^2 + 1))^(m - 1)`.
+    The normalised sketches of two sums differ by at most this condition number times the difference of the sums, and
+    `P(kappa > x) = (2 x / (x^2 + 1))^(m - 1)`.
 
     >>> [round(kappa(m, 1e-8), 2) for m in (20, 50, 1000)]
     [5.08, 2.52, 1.21]
@@ -131,7 +132,7 @@ def kappa(directions: int, chance: float) -> float:
 
 
 def lemma_constant(directions: int) -> float:
-    """`C_m = sqrt(2/m) Gamma((m + 1)/2) / Gamma(m/2)`: how a normalised sketch shrinks inner products on average.
+    """Return `C_m = sqrt(2/m) Gamma((m + 1)/2) / Gamma(m/2)`, the mean factor of inner products after normalising.
 
     >>> round(lemma_constant(1), 4), round(lemma_constant(100), 4)
     (0.7979, 0.9975)
@@ -141,11 +142,11 @@ def lemma_constant(directions: int) -> float:
 
 
 def sketched_gaussian(noise_multiplier: float, directions: int, uses: int, delta: float, coarser: float = 1.0) -> float:
-    """Epsilon of `uses` steps that release a fresh linear sketch of the sum with Gaussian noise.
+    """Return epsilon of `uses` steps that each release a fresh linear sketch of the sum with Gaussian noise.
 
-    Given the sketches the steps are Gaussian with `mu^2 = X / (m sigma^2)` in all, X chi-square with m `uses` degrees
-    of freedom, whatever earlier releases led to. Delta is the mean over X, summed from above, so the result
-    is an upper bound that is exact to about 1e-3; a coarser sum gives a larger one.
+    Given the sketches, all steps together are a Gaussian mechanism with `mu^2 = X / (m sigma^2)`, where X is chi-square
+    with m `uses` degrees of freedom, however later steps depend on earlier releases. Delta is the mean over X, as an
+    upper sum, so the result is an upper bound that is exact to about 1e-3; a coarser sum gives a larger one.
 
     >>> round(sketched_gaussian(1 / 0.3, 20, 1, 1e-5), 2)
     1.3
@@ -156,23 +157,55 @@ def sketched_gaussian(noise_multiplier: float, directions: int, uses: int, delta
         law.ppf(np.linspace(0, 0.5, int(2000 / coarser))),
     ]))  # fmt: skip
     weights = -np.diff(law.sf(points))
-    left_over = float(law.sf(points[-1]))
+    tail = float(law.sf(points[-1]))
     mu = np.sqrt(points[1:] / directions) / noise_multiplier
 
-    def spent(epsilon: float) -> float:
+    def delta_at(epsilon: float) -> float:
         inner = special.ndtr(-epsilon / mu + mu / 2)
         with np.errstate(over="ignore", invalid="ignore"):
             outer = np.exp(epsilon + special.log_ndtr(-epsilon / mu - mu / 2))
-        return float(weights @ np.clip(inner - outer, 0.0, 1.0)) + left_over
+        return float(weights @ np.clip(inner - outer, 0.0, 1.0)) + tail
 
     low, high = 0.0, 1.0
-    if spent(0.0) <= delta:
+    if delta_at(0.0) <= delta:
         return 0.0
-    while spent(high) > delta:
+    while delta_at(high) > delta:
         low, high = high, 2 * high
         if high > 1e7:
             return math.inf
     while high - low > 1e-6 * coarser * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
     return high
+
+
+def published_noise(
+    *, lipschitz: float, records: int, steps: int, epsilon: float, delta: float, batch_size: int | None = None
+) -> float:
+    """Return the noise that Huang, Lei and Kaban (2023) print for DP-CompGD: for comparison only, no guarantee.
+
+    The result is the standard deviation of the noise on the averaged, normalised sketch; with `batch_size`, that of the
+    mini-batch method. The sensitivity behind the formula is false, and the mini-batch formula is garbled in print and
+    derived anew here. Use `noise_multiplier` for a guarantee.
+
+    Warns:
+        UserWarning: Always, because the formula gives no guarantee.
+
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     round(published_noise(lipschitz=1.0, records=1000, steps=100, epsilon=1.0, delta=1e-5), 4)
+    0.1919
+    """
+    reach = validate.positive("lipschitz", lipschitz)
+    n, t = validate.whole("records", records), validate.whole("steps", steps)
+    eps, delta = validate.positive("epsilon", epsilon), validate.probability("delta", delta)
+    warnings.warn(
+        "published_noise gives no guarantee: the published sensitivity 2L/n of the whole-batch normaliser is false "
+        "(one record can move it by up to 2L); use gnomon.accounting.noise_multiplier instead",
+        stacklevel=2,
+    )
+    variance = 32 * reach**2 * t * math.log(1 / delta) / (n * eps) ** 2
+    if batch_size is not None:
+        share = t * validate.whole("batch_size", batch_size) / (delta * n)
+        variance *= 8 * math.log(2.5 * share)
+    return math.sqrt(variance)

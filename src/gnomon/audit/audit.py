@@ -68,14 +68,14 @@ def audit(
     validate.whole("draws", draws, least=LEAST_DRAWS)
     validate.whole("whole_run", whole_run, least=0)
     if isinstance(trainer.model, Probe):
-        bench: Bench = ProbeBench(trainer.model.size, trainer.max_grad_norm)
+        bench: Bench = ProbeBench(trainer.model.size, trainer.mechanism.max_grad_norm)
     elif data is None:
         raise SettingError("data", None, "records for the model, or a Trainer of gnomon.audit.Probe")
     else:
         bench = RecordBench(data)
     if whole_run:
         _run_size(trainer)  # these refuse before anything takes time
-        tossed(trainer.plan.sampler, whole_run)
+        tossed(trainer.mechanism.sampler, whole_run)
     started = time.monotonic()
     alpha = (1 - confidence) / (BOUNDS + bool(whole_run))
     target = TrainerTarget(trainer, bench.one)
@@ -89,7 +89,7 @@ def audit(
     run: OneRun | None = None
     if whole_run:
         run = one_run(target.claim, method=trainer.method, canaries=whole_run, size=_run_size(trainer), alpha=alpha,
-                      trainer=type(trainer), max_physical_batch_size=trainer.max_physical_batch_size,
+                      trainer=type(trainer), max_physical_batch_size=trainer.sampling.max_physical_batch_size,
                       noise=trainer.noise)  # fmt: skip
     return Report(
         target.claim,

@@ -36,11 +36,15 @@ class Claim:
     @classmethod
     def of(cls, trainer: Trainer) -> Claim:
         """The claim of the run that a Trainer has planned."""
-        account = trainer.account
+        claimed = trainer.mechanism
         return cls(
-            account.noise_multiplier, account.sampler, trainer.plan.last, trainer.plan.delta, account.adjacency,
-            account.accountant,
-        )  # fmt: skip
+            claimed.noise_multiplier,
+            claimed.sampler,
+            claimed.last_step,
+            claimed.delta,
+            claimed.adjacency,
+            claimed.accountant,
+        )
 
     @property
     def mu(self) -> float:

@@ -62,7 +62,7 @@ def noise_law(trainer: Trainer, draws: int = DRAWS) -> list[Finding]:
     """
     width = min(WIDTH, draws)
     steps = -(-draws // width)
-    tally = NoiseStatistics(trainer.account.noise_multiplier, trainer.max_grad_norm)
+    tally = NoiseStatistics(trainer.account.noise_multiplier, trainer.mechanism.max_grad_norm)
     for row in rows(trainer, width, steps, trainer.noise):
         if bad := numberless("door", row):
             return bad
@@ -166,10 +166,15 @@ def rows(trainer: Trainer, width: int, steps: int, noise: NoiseSource | None) ->
         trainer.method, update=gradients, subspace=Ambient(), route=ProjectThenClip(), step=Descent(), average=False,
         full_batch=False,
     )  # fmt: skip
-    wide = type(trainer)(
-        model, probe_loss, torch.optim.SGD(model.parameters(), lr=1.0), method=method,
-        max_grad_norm=trainer.max_grad_norm, expected_batch_size=trainer.expected_batch_size,
-        target_delta=trainer.plan.delta, sampler=FullBatch(), steps=steps,
-        noise_multiplier=trainer.account.noise_multiplier, noise=noise, progress=False,
-    )  # fmt: skip
+    mechanism = dataclasses.replace(
+        trainer.mechanism,
+        method=method,
+        sampler=FullBatch(),
+        steps=steps,
+        max_steps=None,
+        adjacency=None,
+        accountant="pld",
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    wide = type(trainer)(model, probe_loss, optimizer, mechanism=mechanism, noise=noise, progress=False)
     return TrainerTarget(wide, (torch.zeros(1, width), torch.zeros(1))).each(None, steps)

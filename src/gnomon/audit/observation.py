@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnomon.clipping import ClipRule
 from gnomon.errors import SettingError
 from gnomon.methods import Method
 from gnomon.release import SeededNoise
@@ -29,7 +30,7 @@ LEAST_SINGULAR_VALUE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Still:
+class Still(Subspace):
     """A subspace as it is at one step of a run, with repeatable public randomness.
 
     Each Trainer makes its own basis, so that one that depends on private records shows.
@@ -47,7 +48,14 @@ class Still:
 
     @property
     def public(self) -> Any:
-        return getattr(self.inner, "public", None)
+        return self.inner.public
+
+    @property
+    def requires_clipped_coordinates(self) -> bool:
+        return self.inner.requires_clipped_coordinates
+
+    def clip_rule(self, rule: ClipRule) -> ClipRule:
+        return self.inner.clip_rule(rule)
 
     def key(self, context: StepContext) -> Hashable:
         return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.accounting import FixedSize, Sampling, TruncatedPoisson
+from gnomon.accounting import Sampling
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.bounds import one_run_epsilon
 from gnomon.audit.claim import Claim
@@ -81,19 +81,20 @@ def tossed(sampler: Sampling, canaries: int, seed: int = 0) -> tuple[Tensor, tor
     >>> from gnomon.accounting import FixedSize
     >>> tossed(FixedSize(64), 100)
     Traceback (most recent call last):
-    gnomon.errors.SettingError: whole_run = 100 is invalid; expected more: of so many canaries about half are \
-in, and batches of 64 are drawn from them
+    gnomon.errors.SettingError: whole_run = 100 is invalid: 50 of the canaries are training records, and the sampler \
+cannot draw from them (batch_size = 64 is invalid; expected at most the 50 records of the data set)
     """
     draw = torch.Generator().manual_seed(seed)
     coins = torch.rand(canaries, generator=draw) < 0.5
-    if isinstance(sampler, FixedSize) and sampler.batch_size > int(coins.sum()):
-        allowed = (
-            f"more: of so many canaries about half are in, and batches of {sampler.batch_size} are drawn from them"
+    included = int(coins.sum())
+    try:
+        sampler.check_records(included)
+    except SettingError as error:
+        message = (
+            f"whole_run = {canaries} is invalid: {included} of the canaries are training records, and the sampler "
+            f"cannot draw from them ({error})"
         )
-        raise SettingError("whole_run", canaries, allowed)
-    if isinstance(sampler, TruncatedPoisson) and int(coins.sum()) > sampler.dataset_size:
-        allowed = f"fewer: about half of the canaries are in, and {sampler.dataset_size} records are declared"
-        raise SettingError("whole_run", canaries, allowed)
+        raise SettingError.with_message(message, name="whole_run", value=canaries) from None
     return coins, draw
 
 

@@ -9,7 +9,6 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from gnomon.accounting import FixedSize, FullBatch, Shuffled, TruncatedPoisson
 from gnomon.audit import bounds
 from gnomon.audit.bench import Probe, probe_loss
 from gnomon.audit.claim import Claim
@@ -31,30 +30,24 @@ def sampling(
     >>> [one.what for one in found if not one.ok]
     []
     """
-    # so many that some hundred records are expected in two steps running
-    records = min(max(1000, int(200 / (claim.sampler.rate**2 * steps))), 20_000)
-    if isinstance(claim.sampler, TruncatedPoisson):
-        records = claim.sampler.dataset_size
+    law, q = claim.sampler.draw_law(), claim.sampler.rate
+    # enough records that several hundred of them are expected to be in two consecutive steps
+    records = min(max(1000, int(200 / (q**2 * steps))), 20_000)
+    if law.records is not None:
+        records = law.records
         steps = max(20, min(steps, 10**7 // records))
-    if isinstance(claim.sampler, FixedSize):
-        size = claim.sampler.batch_size
-        records = max(size, min(claim.sampler.dataset_size or max(1000, 4 * size), 10**5))
-        steps = max(20, min(steps, 10**7 // records))
-    if isinstance(claim.sampler, Shuffled):
-        steps = 5 * claim.sampler.steps_per_epoch
+    if law.epoch is not None:
+        steps = 5 * law.epoch
     table = presence(trainer, claim, records, steps, noise)
-    if isinstance(claim.sampler, FullBatch):
-        return [_exactly("everybody in every step", float(table.mean()), 1.0)]
-    if isinstance(claim.sampler, Shuffled):
+    if law.epoch is not None:
         epochs = table.reshape(5, -1, records).sum(1)
         ends = {"most": float(epochs.max()), "fewest": float(epochs.min())}
         return [_exactly(f"{name} times in an epoch", value, 1.0) for name, value in ends.items()]
-    if isinstance(claim.sampler, FixedSize):
-        return _fixed(table, claim.sampler.batch_size)
-    q = claim.sampler.rate
+    if law.batch_size is not None:
+        return _fixed(table, law.batch_size)
     found = []
-    if isinstance(claim.sampler, TruncatedPoisson):
-        most, largest = claim.sampler.max_batch_size, float(table.sum(1).max())
+    if law.max_batch_size is not None:
+        most, largest = law.max_batch_size, float(table.sum(1).max())
         found.append(Finding("Q", "largest batch", largest, f"at most {most}", largest <= most))
         if stats.binom.sf(most, records, q) * steps > LAW:
             return found  # batches are cut often: they are no longer Poisson, and not accounted as such

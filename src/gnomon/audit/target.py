@@ -129,12 +129,12 @@ class TrainerTarget:
 
     def __init__(self, trainer: Trainer, one: Batch) -> None:
         self.trainer, self.one, self.claim = trainer, one, Claim.of(trainer)
-        plan, self.method = trainer.plan, _plainly_moved(trainer.method)
+        mechanism, self.method = trainer.mechanism, _plainly_moved(trainer.method)
         if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
-            still = Still(self.method.subspace, plan.last - 1, plan.steps_per_epoch, plan.steps)
+            still = Still(self.method.subspace, mechanism.last_step - 1, mechanism.steps_per_epoch, mechanism.steps)
             self.method = dataclasses.replace(self.method, subspace=still)
         self.model, self.dropout = without_dropout(trainer.model)
-        context = StepContext(self.model, trainer.loss, 0, plan.steps_per_epoch, plan.steps, SeededNoise(0))
+        context = StepContext(self.model, trainer.loss, 0, mechanism.steps_per_epoch, mechanism.steps, SeededNoise(0))
         self.view = Observation(self.method, context)
 
     def releases(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Tensor:
@@ -143,14 +143,14 @@ class TrainerTarget:
     def each(self, data: Batch | None, count: int, *, noisy: bool = True, parts: int = 1) -> Iterator[Tensor]:
         """What `releases` gives, one step at a time, (p,)."""
         size = 1 if data is None else len(data[0])
-        physical = self.trainer.max_physical_batch_size if parts == 1 else max(1, -(-size // parts))
+        physical = self.trainer.sampling.max_physical_batch_size if parts == 1 else max(1, -(-size // parts))
         copied = self.copy(
             Poisson(NEVER) if data is None else FullBatch(),
             count,
             noise=self.trainer.noise if noisy else NoNoise(SecureNoise()),
             max_physical_batch_size=physical,
         )
-        scale = copied.expected_batch_size / copied.max_grad_norm
+        scale = copied.mechanism.expected_batch_size / copied.mechanism.max_grad_norm
         reader = copied.optimizer
         assert isinstance(reader, Reader)
         for inputs, targets in copied.batches(self.one if data is None else data):
@@ -159,17 +159,20 @@ class TrainerTarget:
             yield reader.moved() * scale
 
     def copy(self, sampler: Sampling, steps: int, **settings: Any) -> Trainer:
-        """The Trainer again, from the start, for other data."""
+        """Return a copy of the Trainer at its start, with another sampling scheme and length."""
         trainer, model = self.trainer, copy.deepcopy(self.model)
+        mechanism = dataclasses.replace(
+            trainer.mechanism,
+            method=self.method,
+            sampler=sampler,
+            steps=steps,
+            max_steps=None,
+            adjacency=None,
+            accountant="pld",
+        )
         chosen: dict[str, Any] = {
-            "method": self.method,
-            "max_grad_norm": trainer.max_grad_norm,
-            "expected_batch_size": trainer.expected_batch_size,
-            "noise_multiplier": self.claim.noise_multiplier,
-            "sampler": sampler,
-            "steps": steps,
-            "target_delta": min(self.claim.delta, NEVER**2),  # no epsilon is asked of a copy
-            "max_physical_batch_size": trainer.max_physical_batch_size,
+            "mechanism": mechanism,
+            "max_physical_batch_size": trainer.sampling.max_physical_batch_size,
             "noise": trainer.noise,
             "progress": False,
         }

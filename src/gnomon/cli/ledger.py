@@ -154,7 +154,7 @@ def _verify_run(folder: Path, ledger: Ledger) -> int:
     checks = check_run(folder, ledger)
     for check in checks:
         print(check)
-    wrong = [check.name for check in checks if check.right is False]
+    wrong = [check.name for check in checks if check.passed is False]
     print(f"{folder}: " + (f"WRONG: {', '.join(wrong)}" if wrong else "nothing is wrong"))
     return 1 if wrong else 0
 

@@ -97,7 +97,8 @@ def print_outcome(run: TrainingRun) -> int:
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
         reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped because the budget is spent,"}
-        print(f"{reasons[run.result.stopped]} after {run.result.steps} of {counted(run.trainer.plan.steps, 'step')}")
+        planned = counted(run.trainer.mechanism.steps, "step")
+        print(f"{reasons[run.result.stopped]} after {run.result.steps} of {planned}")
     if "validation/accuracy" in last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
     public_scores = run.folder / "public-only.json"

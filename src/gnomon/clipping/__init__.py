@@ -1,24 +1,8 @@
-"""Clip rules: how much may each person count? One verb, `weights`."""
+"""Clip rules: how much may each sample count?"""
 
-from gnomon.clipping.fair import Fair, UpdateAndLoss, for_losses
-from gnomon.clipping.rules import (
-    PSAC,
-    Automatic,
-    ClipRule,
-    EmbeddingAndResidual,
-    Flat,
-    Normalised,
-    PerLayer,
-)
-
-RULES: dict[str, type[ClipRule]] = {
-    "flat": Flat,
-    "automatic": Automatic,
-    "normalised": Normalised,
-    "psac": PSAC,
-    "per-layer": PerLayer,
-}
-"""The rules by the name that the command line uses."""
+from gnomon.clipping.blocks import EmbeddingAndResidual, UpdateAndLoss
+from gnomon.clipping.fair import Fair
+from gnomon.clipping.rules import PSAC, RULES, Automatic, ClipRule, Flat, Normalised, PerLayer
 
 __all__ = [
     "PSAC",
@@ -31,5 +15,4 @@ __all__ = [
     "Normalised",
     "PerLayer",
     "UpdateAndLoss",
-    "for_losses",
 ]

@@ -1,9 +1,13 @@
-"""What a clip rule is, and the rules of the literature."""
+"""The interface of clip rules, and the clip rules of the literature.
+
+A clip rule decides how much each sample counts: it maps the norms of a sample's update to a weight. Rules are
+stateless, and the weight of a sample depends on that sample alone.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,42 +15,59 @@ from torch import Tensor
 from gnomon import validate
 
 
-class ClipRule(Protocol):
-    """How much may each sample count?
+class ClipRule(ABC):
+    """How much each sample may count. A subclass defines `name` and `weights`.
 
-    `weights(norms, bound)` gets each sample's norms by block, float64, (B, blocks): one column for each
-    parameter tensor, or a single one in subspace coordinates. It returns (B, 1), one weight a sample, or
-    (B, blocks), such that `|(w_i1 n_i1, w_i2 n_i2, ...)| <= bound` for every sample. Norms may be zero,
-    denormal, huge or non-finite; a non-finite norm gets the weight zero. The release checks all of this
-    again.
+    The release enforces the bound again, so a faulty rule costs accuracy and never privacy. A rule whose weight for a
+    sample depends on other samples is refused before the first step.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """For statements and logs."""
+        """The text used in statements and logs."""
 
-    def weights(self, norms: Tensor, bound: float) -> Tensor: ...
+    @property
+    def assumes_blocks(self) -> bool:
+        """Whether the rule is made for the blocks of one subspace, which supplies it itself (`Subspace.clip_rule`)."""
+        return False
 
+    @abstractmethod
+    def weights(self, norms: Tensor, bound: float) -> Tensor:
+        """Return the weight of each sample.
 
-@runtime_checkable
-class Scaling(Protocol):
-    """A rule that also scales samples which it leaves whole."""
+        Args:
+            norms: (B, blocks), float64: the norm of each block of each sample's update. A block is a parameter tensor,
+                or a block of subspace coordinates. Norms may be zero, denormal, huge or non-finite.
+            bound: the clip bound C.
 
-    def uncut(self, norms: Tensor) -> Tensor:
-        """Their weights, in the shape of those of `weights`."""
+        Returns:
+            (B, 1), or (B, blocks) for a rule that weighs blocks differently, with
+            `|(w_i1 n_i1, w_i2 n_i2, ...)| <= bound` for every sample i, and zero where a norm is not finite.
+        """
 
+    def unclipped_weights(self, norms: Tensor) -> Tensor:
+        """Return the weights that samples have where this rule does not clip them, in the shape of `weights`.
 
-def uncut(rule: ClipRule, norms: Tensor) -> Tensor:
-    """What samples weigh that a rule does not clip.
+        They are 1 unless the rule also scales the samples that it does not clip. Metrics need them to tell which
+        samples were clipped.
 
-    >>> uncut(Flat(), torch.zeros(2, 3)).squeeze(1)
-    tensor([1., 1.])
-    """
-    return rule.uncut(norms) if isinstance(rule, Scaling) else torch.ones_like(norms[:, :1])
+        >>> Flat().unclipped_weights(torch.zeros(2, 3)).squeeze(1)
+        tensor([1., 1.])
+        """
+        return torch.ones_like(norms[:, :1])
+
+    def for_losses(self, losses: Tensor) -> ClipRule:
+        """Return the rule for samples with these losses, (B,). Only rules that depend on the loss override it.
+
+        >>> Flat().for_losses(torch.ones(2)).name
+        'flat'
+        """
+        return self
 
 
 def total(norms: Tensor) -> Tensor:
-    """Each sample's norm over all blocks, (B, 1), without overflow on the way.
+    """Return each sample's norm over all blocks, (B, 1), without overflow or underflow of the squares.
 
     >>> total(torch.tensor([[3e200, 4e200]], dtype=torch.float64))
     tensor([[5.0000e+200]], dtype=torch.float64)
@@ -56,15 +77,15 @@ def total(norms: Tensor) -> Tensor:
     return (norms / scale).square().sum(1, keepdim=True).sqrt() * scale
 
 
-def finite(weights: Tensor, norms: Tensor) -> Tensor:
-    """The weights, exactly zero where a norm is not finite."""
+def zero_non_finite(weights: Tensor, norms: Tensor) -> Tensor:
+    """Return the weights with exactly zero for samples that have a non-finite norm, and in place of NaN or infinity."""
     usable = torch.isfinite(norms).all(1, keepdim=True) & torch.isfinite(weights)
     return torch.where(usable, weights, 0.0)
 
 
 @dataclass(frozen=True)
-class Flat:
-    """`g min(1, C / |g|)`: short gradients stay as they are (Abadi et al. 2016).
+class Flat(ClipRule):
+    """Flat clipping, `g min(1, C / |g|)`: gradients shorter than C keep their length (Abadi et al. 2016).
 
     >>> Flat().weights(torch.tensor([[0.5], [4.0]], dtype=torch.float64), 1.0).squeeze(1)
     tensor([1.0000, 0.2500], dtype=torch.float64)
@@ -73,12 +94,12 @@ class Flat:
     name = "flat"
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
-        return finite((bound / total(norms)).clamp_max(1.0), norms)
+        return zero_non_finite((bound / total(norms)).clamp_max(1.0), norms)
 
 
 @dataclass(frozen=True)
-class Automatic:
-    """`C g / (|g| + gamma)`, Auto-S (Bu et al. 2022): no threshold to tune, only a scale.
+class Automatic(ClipRule):
+    """Automatic clipping, `C g / (|g| + gamma)`: C is a scale and no threshold to tune (Auto-S, Bu et al. 2022).
 
     >>> Automatic(gamma=1.0).weights(torch.tensor([[0.0], [1.0]], dtype=torch.float64), 2.0).squeeze(1)
     tensor([2., 1.], dtype=torch.float64)
@@ -91,14 +112,14 @@ class Automatic:
         validate.positive("gamma", self.gamma)
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
-        return finite(bound / (total(norms) + self.gamma), norms)
+        return zero_non_finite(bound / (total(norms) + self.gamma), norms)
 
 
 @dataclass(frozen=True)
-class Normalised:
-    """`C g / (r + |g|)`, NSGD (Yang et al. 2022).
+class Normalised(ClipRule):
+    """Normalised gradients, `C g / (r + |g|)` (NSGD, Yang et al. 2022).
 
-    The same function as Automatic with `r` in place of `gamma`; both names are kept as published.
+    The same function as `Automatic` with `r` in place of `gamma`. Both papers' names are kept.
 
     >>> Normalised(r=1.0).weights(torch.tensor([[3.0]], dtype=torch.float64), 1.0)
     tensor([[0.2500]], dtype=torch.float64)
@@ -115,8 +136,10 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class PSAC:
-    """`C g / (|g| + r / (|g| + r))`, DP-PSAC (Xia et al. 2023): small gradients are not blown up.
+class PSAC(ClipRule):
+    """Per-sample adaptive clipping, `C g / (|g| + r / (|g| + r))` (DP-PSAC, Xia et al. 2023).
+
+    As the norm goes to zero the weight goes to C, where that of `Automatic` goes to `C / gamma`.
 
     >>> PSAC(r=1.0).weights(torch.tensor([[1.0]], dtype=torch.float64), 3.0)
     tensor([[2.]], dtype=torch.float64)
@@ -130,12 +153,12 @@ class PSAC:
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         norm = total(norms)
-        return finite(bound / (norm + self.r / (norm + self.r)), norms)
+        return zero_non_finite(bound / (norm + self.r / (norm + self.r)), norms)
 
 
 @dataclass(frozen=True)
-class PerLayer:
-    """Each of the L parameter tensors is clipped on its own to `C / sqrt(L)`, so the whole stays within C.
+class PerLayer(ClipRule):
+    """Per-layer clipping: each of the L parameter tensors is clipped to `C / sqrt(L)`, so the whole stays within C.
 
     >>> PerLayer().weights(torch.tensor([[2.0, 0.1]], dtype=torch.float64), 2**0.5)
     tensor([[0.5000, 1.0000]], dtype=torch.float64)
@@ -144,47 +167,14 @@ class PerLayer:
     name = "per-layer flat"
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
-        return finite((bound / norms.shape[1] ** 0.5 / norms).clamp_max(1.0), norms)
+        return zero_non_finite((bound / norms.shape[1] ** 0.5 / norms).clamp_max(1.0), norms)
 
 
-@dataclass(frozen=True)
-class EmbeddingAndResidual:
-    """Two parts of one update, the first block and all others: the first is clipped to C, the rest to `residual` C.
-
-    Both are then scaled to at most `C / sqrt(2)`, so that the whole stays within C; `scales` are the factors that a
-    lift divides by. `inner` clips each part.
-
-    >>> rule = EmbeddingAndResidual(residual=0.5)
-    >>> norms = torch.tensor([[2.0, 0.0, 4.0]], dtype=torch.float64)
-    >>> (rule.weights(norms, 1.0) * norms).square()
-    tensor([[0.5000, 0.0000, 0.5000]], dtype=torch.float64)
-    """
-
-    residual: float = 0.4
-    inner: ClipRule = Flat()
-
-    def __post_init__(self) -> None:
-        validate.positive("residual", self.residual)
-
-    @property
-    def name(self) -> str:
-        return f"{self.inner.name}, embedding and residual"
-
-    @property
-    def scales(self) -> tuple[float, float]:
-        return 0.5**0.5, 0.5**0.5 / self.residual
-
-    def given(self, losses: Tensor) -> ClipRule:
-        """The rule, its inner one told the losses if it asks for them."""
-        told = getattr(self.inner, "given", None)
-        return self if told is None else replace(self, inner=told(losses))
-
-    def weights(self, norms: Tensor, bound: float) -> Tensor:
-        first = self.inner.weights(norms[:, :1], bound) * self.scales[0]
-        rest = self.inner.weights(norms[:, 1:], self.residual * bound) * self.scales[1]
-        return finite(torch.cat([first, rest.expand(-1, norms.shape[1] - 1)], 1), norms)
-
-    def uncut(self, norms: Tensor) -> Tensor:
-        first = uncut(self.inner, norms[:, :1]) * self.scales[0]
-        rest = uncut(self.inner, norms[:, 1:]) * self.scales[1]
-        return torch.cat([first, rest.expand(-1, norms.shape[1] - 1)], 1)
+RULES: dict[str, type[ClipRule]] = {
+    "flat": Flat,
+    "automatic": Automatic,
+    "normalised": Normalised,
+    "psac": PSAC,
+    "per-layer": PerLayer,
+}
+"""The clip rules by their names on the command line."""

@@ -1,8 +1,6 @@
-"""Convex sets that a model's weights may be held to: project, width, diameter, linear oracle."""
+"""Convex constraints on the weights of a model, and the solver of constrained steps."""
 
-from gnomon.constraints.balls import Box, L1Ball, L2Ball, Simplex
-from gnomon.constraints.constraint import Constraint
-from gnomon.constraints.parse import parse
-from gnomon.constraints.structured import GroupBall, NuclearBall
+from gnomon.constraints.sets import Box, Constraint, GroupBall, L1Ball, L2Ball, NuclearBall, Simplex, parse
+from gnomon.constraints.solve import nearest_fit
 
-__all__ = ["Box", "Constraint", "GroupBall", "L1Ball", "L2Ball", "NuclearBall", "Simplex", "parse"]
+__all__ = ["Box", "Constraint", "GroupBall", "L1Ball", "L2Ball", "NuclearBall", "Simplex", "nearest_fit", "parse"]

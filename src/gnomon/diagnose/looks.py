@@ -48,7 +48,7 @@ class Looks:
     def along(self, trainer: Trainer, private: Any) -> list[dict[str, Any]]:
         """Have the trainer look; the list fills while it trains."""
         found: list[dict[str, Any]] = []
-        due, loader = set(self.steps(trainer.plan.steps)), Loader(private)
+        due, loader = set(self.steps(trainer.mechanism.steps)), Loader(private)
         sample = loader.take(spread(len(loader), self.records))
         diagnostics = Diagnostics(found.append, records=min(self.records, GRAM), shown=self.shown)
 

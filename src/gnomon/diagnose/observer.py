@@ -101,7 +101,7 @@ class Diagnostics:
 
     def _public(self, view: StepView) -> Updates | None:
         """Gradients of the public records at the current weights."""
-        records = view.method.public if self.public is None else self.public
+        records = view.mechanism.method.public if self.public is None else self.public
         if records is None:
             if self.public_only:
                 raise SettingError("public", None, "public records: without private ones nothing else is read")
@@ -109,7 +109,8 @@ class Diagnostics:
         device = next(iter(view.context.like.values())).device
         loader = Loader(records, "public", device)
         inputs, targets = loader.take(spread(len(loader), 2 * self.records))
-        updates = gradients(view.context.model, view.context.loss, inputs, targets)
+        context = view.context
+        updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
         usable = torch.isfinite(updates.norms()).nonzero().squeeze(1)
         return updates.select(usable) if len(usable) >= 4 else None
 
@@ -122,12 +123,12 @@ class Diagnostics:
         spectral, frobenius = skew(overlap)
         half = SharedBasis(public.select(ours), first.to(dtype))
         held_out = public.select(theirs)
-        clip = admission(held_out, Flat(), view.max_grad_norm)
+        clip = admission(held_out, Flat(), view.mechanism.max_grad_norm)
         sitter = Sitter(held_out, clip, held_out, dict, half, half)
         record, _ = portrait(
-            sitter, bound=view.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
+            sitter, bound=view.mechanism.max_grad_norm, unit=1.0, rank=self.rank, records=self.records, shown=self.shown
         )
-        if view.method.displaces:  # the bound is for displacements, and these are gradients
+        if view.mechanism.method.displaces:  # the bound is for displacements, and these are gradients
             record = {name: value for name, value in record.items() if name not in CLIPPED}
         record |= {"skew": spectral, "skew/frobenius": frobenius, "angles": angles(overlap).tolist()}
         whole = mixing(inner, self.rank, torch.float64)
@@ -145,13 +146,13 @@ class Diagnostics:
         public = shared if own is None else own
         sitter = Sitter(view.updates, view.admitted, view.updates, dict, looked_into(basis, public), public)
         if not ambient:
-            route = view.method.route
+            route = view.mechanism.method.route
             seen = route.coordinates(view.basis, view.updates)
             sitter = replace(sitter, seen=seen, lift=lambda vector: route.lift(view.basis, vector))
         record, signal = portrait(
             sitter,
-            bound=view.max_grad_norm,
-            unit=view.method.unit,
+            bound=view.mechanism.max_grad_norm,
+            unit=view.mechanism.method.unit,
             rank=self.rank,
             records=self.records,
             shown=self.shown,
@@ -159,8 +160,8 @@ class Diagnostics:
         if "energy" in record:
             record["energy/of"] = "diagnosis" if own is None else "method"
         if record:
-            deviation = view.noise_multiplier * view.max_grad_norm
-            ratio = signal_to_noise(signal * view.expected_batch_size, deviation, dimensions(view))
+            deviation = view.mechanism.noise_multiplier * view.mechanism.max_grad_norm
+            ratio = signal_to_noise(signal * view.mechanism.expected_batch_size, deviation, dimensions(view))
             record["signal_to_noise"] = ratio if ratio < float("inf") else None
         return record
 
@@ -168,7 +169,7 @@ class Diagnostics:
 def made_of_public(basis: Basis) -> SharedBasis | TensorBases | None:
     """The subspace of public gradients in a method's basis, if it has one; a residual beside it is no part of it."""
     if isinstance(basis, EmbeddingBasis):
-        return basis.inside
+        return basis.embedding
     return basis if isinstance(basis, SharedBasis | TensorBases) else None
 
 

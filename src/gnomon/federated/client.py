@@ -62,12 +62,12 @@ class Client:
     ) -> None:
         self.name, self.trainer, self.data, self.strategy = name, trainer, data, strategy
         self.steps = validate.whole("steps", steps)
-        self.bound = trainer.max_grad_norm if max_grad_norm is None else max_grad_norm
-        if abs(strategy.bound(self.bound) / trainer.max_grad_norm - 1) > 1e-9:
+        self.bound = trainer.mechanism.max_grad_norm if max_grad_norm is None else max_grad_norm
+        if abs(strategy.bound(self.bound) / trainer.mechanism.max_grad_norm - 1) > 1e-9:
             allowed = f"{strategy.bound(self.bound):g}, that is strategy.bound({self.bound:g})"
-            raise SettingError("trainer.max_grad_norm", trainer.max_grad_norm, allowed)
-        if not trainer.plan.sampler.pauses:
-            raise SettingError("sampler", trainer.plan.sampler.name, "Poisson: a round may end amid an epoch")
+            raise SettingError("trainer.mechanism.max_grad_norm", trainer.mechanism.max_grad_norm, allowed)
+        if not trainer.mechanism.sampler.interruptible:
+            raise SettingError("sampler", trainer.mechanism.sampler.name, "Poisson: a round may end amid an epoch")
         self.max_weight = max_weight
         self.persistent = persistent or PersistentState()
         self.each_round = each_round
@@ -102,7 +102,7 @@ class Client:
     def _run(self, local_round: LocalRound) -> None:
         """The round's private steps, through the Trainer."""
         trainer = self.trainer
-        if trainer.account.steps + self.steps > trainer.plan.last:
+        if trainer.account.steps + self.steps > trainer.mechanism.last_step:
             raise Refused("budget")
         if self._batches is None:
             self._refuse_overlap()
@@ -149,7 +149,7 @@ class Client:
 
     def statement(self) -> Statement:
         """The privacy statement of this client's steps, with what all runs on its records have cost together."""
-        note, found = ledger_note(self.ledger_session, self.trainer.plan.delta), self.trainer.statement()
+        note, found = ledger_note(self.ledger_session, self.trainer.mechanism.delta), self.trainer.statement()
         more = [] if self.each_round is None else ledger_caveats(self.each_round)
         return dataclasses.replace(found, ledger=note, caveats=(*found.caveats, *more))
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gnomon.accounting import Account, Epsilon, composed, digits, filtered, search
+from gnomon.accounting import Account, Epsilon, composed, digits, filtered
+from gnomon.accounting.calibrate import largest_integer
 from gnomon.accounting.joint import passes
 from gnomon.errors import SettingError
 from gnomon.text import counted
@@ -125,7 +126,7 @@ def cost(accounts: list[Account], budget: Budget) -> Epsilon:
 
 def _fewer(run: LedgerRun, fits: Callable[[Account], bool]) -> str:
     half, stride = run.declared // 2, max(1, run.declared // 8)
-    steps = search.last(lambda n: fits(run.account(n)), half, stride, run.declared)
+    steps = largest_integer(lambda n: fits(run.account(n)), half, stride, run.declared)
     if steps <= run.reserved:
         return "No further step fits with this noise"
     return f"{steps} of the {run.declared} steps ({steps / run.declared:.0%} of the epochs) fit with this noise"

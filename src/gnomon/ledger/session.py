@@ -167,7 +167,7 @@ class LedgerSession:
         self.run, self._identity = run, identity
         self.ledger.dataset(identity, self._label)  # records that have come since count too
         lost = 0
-        if not self._account.sampler.pauses:
+        if not self._account.sampler.interruptible:
             lost = -found.reserved % steps_per_epoch(self._account.sampler)
         self._dataset, self._left = found.dataset, 0
         if redeclare:

@@ -11,7 +11,7 @@ from gnomon import validate
 from gnomon.accounting import Account
 from gnomon.ledger.file import Entry, Head, LedgerError
 from gnomon.ledger.identity import SKETCH, Identity, is_name
-from gnomon.sampling.adjacency import Adjacency, checked
+from gnomon.sampling.adjacency import Adjacency, parse_adjacency
 
 TOKEN = re.compile(r" \([0-9a-f]{12}\)$")
 """What tells the runs of federations apart at the end of a label; of no use to people."""
@@ -43,7 +43,7 @@ class Budget:
         validate.positive("epsilon", self.epsilon)
         validate.probability("delta", self.delta)
         if self.adjacency is not None:
-            checked(self.adjacency)
+            parse_adjacency(self.adjacency)
 
 
 @dataclass

@@ -1,26 +1,57 @@
-"""The published methods, one function each: which update, which subspace, which clip rule.
+"""The table of contents of the field: each published method is one short function that composes stages.
 
-A method is data. A combination that nobody has published works because the stages compose.
+A combination that is not published works as well, because the stages compose: `Method(...)` takes any of them.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from gnomon.methods.compressed import comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch
-from gnomon.methods.local import dp_lsgd
 from gnomon.methods.method import LocalSteps, Method, Update
-from gnomon.methods.projected import dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
-from gnomon.methods.routes import ClipThenProject, ClipThenSketch, ProjectThenClip, Route
+from gnomon.methods.published import (
+    METHODS,
+    comp_gd,
+    comp_minibatch,
+    comp_sgd,
+    dp_comp_gd,
+    dp_comp_minibatch,
+    dp_lsgd,
+    dp_sgd,
+    gep,
+    pcdp,
+    pdp,
+    rpcdp,
+    rpdp,
+    rsdp,
+)
+from gnomon.methods.routes import (
+    CLIP_AFTER_SKETCH,
+    FORMS,
+    LINEAR_SKETCH,
+    PER_SAMPLE_NORMALISER,
+    PUBLISHED_WHOLE_BATCH_NORMALISER,
+    ClipThenProject,
+    ClipThenSketch,
+    Form,
+    ProjectThenClip,
+    Route,
+)
+from gnomon.methods.steps import ConstrainedDescent, Descent, Step, Term
 
 __all__ = [
+    "CLIP_AFTER_SKETCH",
+    "FORMS",
+    "LINEAR_SKETCH",
     "METHODS",
+    "PER_SAMPLE_NORMALISER",
+    "PUBLISHED_WHOLE_BATCH_NORMALISER",
     "ClipThenProject",
     "ClipThenSketch",
+    "ConstrainedDescent",
+    "Descent",
+    "Form",
     "LocalSteps",
     "Method",
     "ProjectThenClip",
     "Route",
+    "Step",
+    "Term",
     "Update",
     "comp_gd",
     "comp_minibatch",
@@ -36,20 +67,3 @@ __all__ = [
     "rpdp",
     "rsdp",
 ]
-
-METHODS: dict[str, Callable[..., Method]] = {
-    "dp-sgd": dp_sgd,
-    "pdp": pdp,
-    "pcdp": pcdp,
-    "rpdp": rpdp,
-    "rpcdp": rpcdp,
-    "rsdp": rsdp,
-    "gep": gep,
-    "dp-lsgd": dp_lsgd,
-    "comp-sgd": comp_sgd,
-    "comp-gd": comp_gd,
-    "comp-minibatch": comp_minibatch,
-    "dp-comp-gd": dp_comp_gd,
-    "dp-comp-minibatch": dp_comp_minibatch,
-}
-"""The methods by the name that the command line uses."""

@@ -1,30 +1,39 @@
-"""A method is data: which update, which subspace, which clip rule, which step."""
+"""Methods as data: which update, which subspace, which clip rule, which step."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
 
 from gnomon import validate
 from gnomon.accounting import Expansion, FullBatch, Sampling
-from gnomon.clipping import ClipRule, EmbeddingAndResidual, Flat, UpdateAndLoss
+from gnomon.clipping import ClipRule, Flat
 from gnomon.errors import SettingError
 from gnomon.methods.routes import ProjectThenClip, Route
-from gnomon.methods.steps import ConstrainedDescent, Descent, Step
-from gnomon.subspaces import Ambient, BesideLoss, Embedding, GaussianSketch, Subspace
-from gnomon.updates import Loss, Updates, gradients, local_sgd
-from gnomon.updates.drift import LocalDescent
+from gnomon.methods.steps import Descent, Step
+from gnomon.subspaces import Ambient, Subspace
+from gnomon.updates import Layouts, LocalDescent, Loss, Updates, gradients, local_sgd
 
-Update = Callable[[nn.Module, Loss, Any, Any], Updates]
-"""(model, loss, inputs, targets) -> what each sample would change"""
+Update = Callable[..., Updates]
+"""A function (model, loss, inputs, targets) -> updates of the samples. It may have the attributes `name` (the text used
+in statements), `displaces` (whether updates are displacements rather than gradients; default: False) and `unit` (the
+step size that the length of an update contains; default: 1). If it has a keyword parameter `layouts`, it is passed the
+cache of model layouts of the run, for `gradients` and `local_sgd`."""
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """An update: how far a sample moves the model in some steps of its own.
+    """The update of DP-LSGD: the displacement of the model by several steps of gradient descent on one sample alone.
+
+    Args:
+        steps: the number of local steps K.
+        lr: the local learning rate.
+        momentum: the local momentum.
 
     >>> LocalSteps(10, 0.025)
     LocalSteps(steps=10, lr=0.025, momentum=0.0)
@@ -35,31 +44,49 @@ class LocalSteps:
     momentum: float = 0.0
 
     displaces = True
-    """It says where to go, not how steep it is: an optimizer gets its negative."""
 
     def __post_init__(self) -> None:
-        LocalDescent(self.steps, self.lr, self.momentum)
+        LocalDescent(self.steps, self.lr, self.momentum)  # checks the settings
 
-    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
-        return local_sgd(model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum)
+    def __call__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+    ) -> Updates:
+        return local_sgd(
+            model, loss, inputs, targets, steps=self.steps, lr=self.lr, momentum=self.momentum, layouts=layouts
+        )
 
     @property
     def name(self) -> str:
+        """The text used in statements and logs."""
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""
         return f"{self.steps} local steps of {self.lr:g}{momentum}"
+
+    @property
+    def unit(self) -> float:
+        """The local learning rate, which the length of a displacement contains."""
+        return self.lr
 
 
 @dataclass(frozen=True)
 class Method:
-    """A composition of stages.
+    """A composition of stages. Any combination works that the stages themselves do not exclude.
 
-    `route` is the order of projection, clipping and noise: `ProjectThenClip()`, `ClipThenProject()` or
-    `ClipThenSketch()`.
+    Args:
+        name: the name of the method.
+        update: computes the update of each sample (default: its gradient).
+        subspace: the coordinates in which updates are projected.
+        route: the order of projection, clipping and noise: `ProjectThenClip()`, `ClipThenProject()` or
+            `ClipThenSketch()`.
+        clip: the clip rule. The subspace may extend it to its block structure: see `clip_rule`.
+        pre_noise: the standard deviation of normal noise that is added to every coordinate of every sample before
+            clipping (Chen et al. 2020). It makes clipping less biased and does not change the clip bound.
+        step: moves the model by a release.
+        average: whether the result of training is the average of all iterates.
+        private: whether updates are clipped and noise is added. A method that is not private gives no guarantee.
+        full_batch: whether every step must use all records.
 
-    `pre_noise` adds normal noise of that standard deviation to every coordinate of every sample before it is clipped
-    (Chen et al. 2020), which makes clipping less biased and leaves the bound as it is. `step` moves the model by what
-    was released; `average` makes the average of all iterates the result. A method that is not `private` clips nothing
-    and adds no noise.
+    Raises:
+        SettingError: two stages exclude each other.
 
     >>> Method("mine").describe()
     'mine: gradient, flat clipping'
@@ -80,24 +107,33 @@ class Method:
         validate.non_negative("pre_noise", self.pre_noise)
         if not isinstance(self.route, Route):
             raise SettingError("route", self.route, "ProjectThenClip(), ClipThenProject() or ClipThenSketch()")
-        self.route.check(self.subspace)
-        if isinstance(self.step, ConstrainedDescent) and not isinstance(self.subspace, Ambient | GaussianSketch):
-            raise SettingError("subspace", self.subspace.name, "Ambient() or a GaussianSketch to constrain")
-        if isinstance(self.subspace, Embedding):
-            matches = isinstance(self.clip, EmbeddingAndResidual) and self.clip.residual == self.subspace.residual
-            if not (self.route.clips_coordinates and matches):
-                allowed = f"EmbeddingAndResidual({self.subspace.residual:g}, ...) before clipping for an Embedding"
-                raise SettingError("clip", self.clip.name, allowed)
-        if isinstance(self.subspace, BesideLoss):
-            matches = isinstance(self.clip, UpdateAndLoss) and self.clip.ratio == self.subspace.ratio
-            if not (self.route.clips_coordinates and matches):
-                allowed = f"UpdateAndLoss({self.subspace.ratio:g}, ...) before clipping for a loss beside the update"
-                raise SettingError("clip", self.clip.name, allowed)
+        if not isinstance(self.subspace, Subspace):
+            raise SettingError("subspace", self.subspace, "an instance of gnomon.subspaces.Subspace")
+        if not isinstance(self.clip, ClipRule):
+            raise SettingError("clip", self.clip, "an instance of gnomon.clipping.ClipRule")
+        if self.clip.assumes_blocks:
+            expected = "the rule for one part of an update, such as Flat(): the subspace extends it to all parts"
+            raise SettingError("clip", self.clip.name, expected)
+        self.route.check(self.subspace, private=self.private)
+        self.step.check(self.subspace)
+
+    def update_with(self, layouts: Layouts) -> Update:
+        """Return the update with a cache of model layouts, if it accepts one."""
+        return partial(self.update, layouts=layouts) if self._accepts_layouts else self.update
+
+    @cached_property
+    def _accepts_layouts(self) -> bool:
+        return "layouts" in inspect.signature(self.update).parameters
+
+    @cached_property
+    def clip_rule(self) -> ClipRule:
+        """The rule by which samples are clipped: `clip`, extended to the block structure of the subspace."""
+        return self.subspace.clip_rule(self.clip)
 
     @property
     def public(self) -> Any:
         """The public records that the method uses, or None."""
-        return getattr(self.subspace, "public", None)
+        return self.subspace.public
 
     @property
     def displaces(self) -> bool:
@@ -106,30 +142,27 @@ class Method:
 
     @property
     def unit(self) -> float:
-        """The step size that an update's length contains, 1 for a gradient."""
-        return self.update.lr if isinstance(self.update, LocalSteps) else 1.0
+        """The step size that the length of an update contains: the local learning rate, or 1 for gradients."""
+        return float(getattr(self.update, "unit", 1.0))
 
     @property
     def expansion(self) -> Expansion | None:
-        """How far the sum can be stretched before noise; None where each contribution is clipped last."""
-        return self.route.expansion(self.subspace)
+        """The bound on how far the sum is stretched before noise; None if it is not, or if no noise is added."""
+        return self.route.expansion(self.subspace) if self.private else None
 
     def check(self, sampler: Sampling) -> None:
-        """An error if the method cannot work with the way records are drawn."""
-        if self.full_batch and not isinstance(sampler, FullBatch):
-            other = self.name.replace("-gd", "-minibatch")
-            raise SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {other}")
+        """Raise SettingError if the method cannot be used with this sampling scheme."""
+        if self.full_batch and sampler != FullBatch():
+            minibatch = self.name.replace("-gd", "-minibatch")
+            raise SettingError("sampler", sampler.name, f"the full batch for {self.name}, or use {minibatch}")
 
     def describe(self) -> str:
-        """One line for statements and listings."""
-        named = getattr(self.update, "name", None) or getattr(self.update, "__name__", "own update")
-        what = "gradient" if self.update is gradients else named
-        where = ""
-        if not isinstance(self.subspace, Ambient):
-            where = f", {self.subspace.name}, projected {self.route.name}"
-        noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
-        clip = f"{self.clip.name} clipping" if self.private else "no clipping and no noise"
-        held = f", {self.step.name}" if self.step.name else ""
-        return f"{self.name}: {what}{where}, {clip}{noise}{held}" + (
-            ", average of the iterates" if self.average else ""
-        )
+        """Return one line for statements and listings. Checkpoints compare it, so its text is stable."""
+        name = getattr(self.update, "name", None) or getattr(self.update, "__name__", "own update")
+        update = "gradient" if self.update is gradients else name
+        projection = "" if self.subspace.whole_space else f", {self.subspace.name}, projected {self.route.name}"
+        clipping = f"{self.clip_rule.name} clipping" if self.private else "no clipping and no noise"
+        pre_noise = f", pre-clipping noise {self.pre_noise:g}" if self.pre_noise else ""
+        step = f", {self.step.name}" if self.step.name else ""
+        average = ", average of the iterates" if self.average else ""
+        return f"{self.name}: {update}{projection}, {clipping}{pre_noise}{step}{average}"

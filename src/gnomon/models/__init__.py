@@ -1,11 +1,19 @@
-"""Models by name. None couples the records of a batch: no batch normalisation."""
+"""Models by name, and models of the user's own. None lets the records of a batch interact."""
 
-from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
-from gnomon.models.dense import linear, logistic, mlp
+from gnomon.models.networks import (
+    ResidualBlock,
+    SparseLinear,
+    Symbols,
+    lenet,
+    linear,
+    logistic,
+    mlp,
+    paper_cnn,
+    resnet20,
+    small_cnn,
+    text,
+)
 from gnomon.models.registry import NAMES, build, default_model
-from gnomon.models.residual import ResidualBlock, resnet20
-from gnomon.models.sparse import SparseLinear
-from gnomon.models.text import Symbols, text
 
 __all__ = [
     "NAMES",

@@ -1,4 +1,4 @@
-"""The models by name, with weights that depend on the seed alone."""
+"""Models by name, with initial weights that depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from torch import nn
 
 from gnomon.data.sources.source import Source
 from gnomon.errors import SettingError
-from gnomon.models.convolutional import lenet, paper_cnn, small_cnn
 from gnomon.models.custom import custom
-from gnomon.models.dense import linear, logistic, mlp
-from gnomon.models.residual import resnet20
-from gnomon.models.shapes import any_shape
-from gnomon.models.text import text
+from gnomon.models.networks import (
+    any_shape,
+    lenet,
+    linear,
+    logistic,
+    mlp,
+    paper_cnn,
+    resnet20,
+    small_cnn,
+    text,
+)
 from gnomon.validate import whole
 
-_MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+_FACTORIES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": paper_cnn,
     "cnn-small": small_cnn,
     "lenet": lenet,
@@ -27,31 +33,41 @@ _MAKERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "logistic": logistic,
     "linear": linear,
 }
-NAMES = tuple(_MAKERS)
+NAMES = tuple(_FACTORIES)
+"""The names that `build` accepts, besides those of the form package.module:Class."""
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, *, seed: int = 0) -> nn.Module:
-    """A model by name, or your own by "package.module:Class".
+    """Build a model.
 
-    Torch's global random state is as before afterwards.
+    The initial weights depend on `seed` alone; the state of torch's global generator is left unchanged.
+
+    Args:
+        name: one of `NAMES`, or "package.module:Class" for a model of your own.
+        input_shape: the shape of one record.
+        classes: the number of classes.
+        seed: the seed of the initial weights.
+
+    Raises:
+        SettingError: the name is unknown, or the model does not support the shape.
 
     >>> model = build("cnn-small", (1, 8, 8), 10, seed=1)
     >>> model(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
     shape, classes, seed = any_shape(input_shape), whole("classes", classes, 2), whole("seed", seed, 0)
-    own = isinstance(name, str) and ":" in name
-    if not own and name not in _MAKERS:
-        raise SettingError("model", name, f"one of {', '.join(NAMES)}, or package.module:Class for your own")
+    is_path = isinstance(name, str) and ":" in name
+    if not is_path and name not in _FACTORIES:
+        raise SettingError("model", name, f"one of {', '.join(NAMES)}, or package.module:Class for a model of your own")
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone: other devices are never touched
-        return custom(name, shape, classes) if own else _MAKERS[name](shape, classes)
+        torch.default_generator.manual_seed(seed)  # of the CPU only: no other device is initialised
+        return custom(name, shape, classes) if is_path else _FACTORIES[name](shape, classes)
 
 
 def default_model(source: Source) -> str:
-    """The name of a model that suits the source's input shape.
+    """Return the name of the default model for the input shape of a data source.
 
-    Images of 8x8 or less get logistic regression: at small epsilon it learns the most of so few pixels.
+    Images of at most 8x8 pixels get logistic regression, the most accurate model for them at small epsilon.
 
     >>> from gnomon.data.sources import load
     >>> default_model(load("digits"))

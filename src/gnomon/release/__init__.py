@@ -1,4 +1,4 @@
-"""The door between private and public: clip, sum, noise, divide."""
+"""The release: clip, sum, add noise and divide. No other code turns private numbers into public ones."""
 
 from gnomon.randomness import NoiseSource, SecureNoise, SeededNoise, ordering
 from gnomon.release.door import Admitted, Door

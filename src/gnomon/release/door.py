@@ -1,7 +1,9 @@
 """The door: the only code that turns private numbers into public ones.
 
-Everything that reaches it is private, everything that leaves it may be published. It trusts nothing that
-was computed before it.
+Everything that reaches the door is private, and everything that it releases may be published. It trusts no value that
+an earlier stage computed: it measures norms itself and enforces the clip bound again. `Door` states the guarantees;
+the functions below it are the four parts of the mechanism in the order in which they run: `lengths` measures, `bounded`
+enforces the bound, `Updates.weighted_sum` adds up, `noised` adds noise.
 """
 
 from __future__ import annotations
@@ -15,27 +17,32 @@ import torch
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.clipping import ClipRule, for_losses
-from gnomon.clipping.rules import total, uncut
-from gnomon.errors import SettingError
+from gnomon.clipping import ClipRule
+from gnomon.clipping.rules import total
+from gnomon.errors import SettingError, StateError
 from gnomon.randomness import NoiseSource
 from gnomon.updates import Updates
 
 CHUNK = 2**16
-"""How many numbers are noised at a time, so that float64 costs no memory to speak of."""
+"""The number of values that get noise at a time, so that working in float64 needs little memory."""
 
 SMALLEST_DEVIATION = 1e-25
-"""Noise below this would meet the smallest numbers of float32."""
+"""The smallest allowed standard deviation of the noise; below it, float32 would lose part of the noise to underflow."""
 
 SUM_ROUNDINGS = 1000
-"""How many roundings of its largest term a sum over a batch is allowed to err by."""
+"""The error that is allowed for in a sum over a batch, in roundings of its largest term."""
 
 GRID_BITS = 20
-"""Released sums lie on a grid of about 2^-20 standard deviations of the noise."""
+"""Released sums lie on a grid whose spacing is between 2^-21 and 2^-20 standard deviations of the noise."""
 
 
 class Admitted(NamedTuple):
-    """How a batch came through the door: each sample's weights, and its norms before them, by block. Private.
+    """The weights with which a batch was added to the sum. All of it is private.
+
+    Attributes:
+        weights: (B, 1) or (B, blocks), float64: the weight of each sample, or of each of its blocks.
+        norms: (B, blocks), float64: the norms of the updates before they were weighted.
+        unclipped_weights: the weights that samples have where the clip rule does not clip them.
 
     >>> Admitted(weights=torch.tensor([[0.5]]), norms=torch.tensor([[2.0]])).clipped
     tensor([True])
@@ -43,50 +50,67 @@ class Admitted(NamedTuple):
 
     weights: Tensor
     norms: Tensor
-    uncut: Tensor | float = 1.0
-    """What samples weigh that their clip rule leaves whole."""
+    unclipped_weights: Tensor | float = 1.0
 
     @property
     def clipped(self) -> Tensor:
-        """Whether each sample was cut, (B,)."""
-        return (self.weights < self.uncut).any(1)
+        """Whether each sample was clipped, (B,)."""
+        return (self.weights < self.unclipped_weights).any(1)
 
     def select(self, index: Tensor) -> Admitted:
-        """Some of the samples."""
-        uncut = self.uncut[index] if isinstance(self.uncut, Tensor) else self.uncut
-        return Admitted(self.weights[index], self.norms[index], uncut)
+        """Return the entries of the samples at these positions."""
+        unclipped = self.unclipped_weights
+        return Admitted(
+            self.weights[index], self.norms[index], unclipped[index] if isinstance(unclipped, Tensor) else unclipped
+        )
 
 
 @dataclass
 class Door:
-    """One logical step: let physical batches in, then release their noisy sum once.
+    """The release of one logical step: admit any number of physical batches, then release their noisy sum once.
 
-    `max_grad_norm` bounds what one person can change in the sum; noise has the standard deviation
-    `noise_multiplier * max_grad_norm` in each coordinate; the result is divided by the declared
-    `expected_batch_size`, never by how many came. `charge` is called before noise is drawn, so that a
-    crash may count a step too many but never one too few.
+    Formal guarantees, for any updates and any clip rule that weighs each sample by itself:
 
-    Guarantees, whatever came before: every sample's weighted update is at most `max_grad_norm` long; a
-    sample with a non-finite update adds exactly nothing; noise is added exactly once, also if nobody came.
+    1. Sensitivity: each sample adds a vector of length at most `max_grad_norm` to the sum, in the coordinates in which
+       it is clipped. The measured length includes an allowance for rounding in the sum (`lengths`). `sketch` may
+       change that length; the accounting then has to include its expansion (`gnomon.accounting.Expansion`).
+    2. Bad samples: a sample with a NaN or an infinity in its norms or weights adds exactly zero, and so does a row that
+       `counts` marks as padding.
+    3. Noise: each coordinate gets independent normal noise of standard deviation `noise_multiplier * max_grad_norm`,
+       exactly once, also if no sample was admitted. Sum and noise are added in float64 and rounded to a grid that
+       does not depend on the data.
+    4. Divisor: the noisy sum is divided by the declared `expected_batch_size`, never by the number of samples.
+    5. Charge: `charge` is called once, before any noise is drawn. If it raises, nothing is released. A crash may
+       therefore count a step too many, but never a step too few.
+    6. A door releases at most once and admits nothing afterwards, also if the release failed.
+
+    With `noise_multiplier = 0` the exact sum is released, which protects nothing.
+
+    Args:
+        like: a tensor with the shape, dtype and device of the release, for each name.
+        max_grad_norm: the clip bound C.
+        noise_multiplier: the standard deviation of the noise in units of C.
+        expected_batch_size: the declared divisor.
+        noise: the source of the noise.
+        charge: records the spend; raises to refuse it.
+        sketch: maps the exact sum to the vector that gets noise, in the shape of `like` (default: the sum itself). It
+            must map zero to zero.
 
     >>> from gnomon.clipping import Flat
     >>> from gnomon.release import SeededNoise
     >>> door = Door({"weight": torch.zeros(2)}, max_grad_norm=1.0, noise_multiplier=1.0,
     ...             expected_batch_size=10, noise=SeededNoise(0))
-    >>> door.release()["weight"].shape  # nobody came: pure noise
+    >>> door.release()["weight"].shape  # no sample was admitted: pure noise
     torch.Size([2])
     """
 
     like: Mapping[str, Tensor]
-    """A tensor of the right shape, dtype and device for each name."""
     max_grad_norm: float
     noise_multiplier: float
     expected_batch_size: float
     noise: NoiseSource
     charge: Callable[[], None] = lambda: None
-    see: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    """Turns the exact sum into what is noised and released, in the shape of `like`. It maps zero to zero, and how far
-    it can stretch a change is part of the accounting (`gnomon.accounting.Expansion`)."""
+    sketch: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     _sum: dict[str, Tensor] = field(init=False, default_factory=dict)
     _open: bool = field(init=False, default=True)
 
@@ -98,42 +122,59 @@ class Door:
             raise SettingError(
                 "noise_multiplier * max_grad_norm",
                 self._deviation,
-                f"at least {SMALLEST_DEVIATION:g}: smaller noise is lost in rounding",
+                f"at least {SMALLEST_DEVIATION:g}, because float32 loses smaller noise to underflow",
             )
 
     @property
     def _deviation(self) -> float:
+        """The standard deviation of the noise in each coordinate of the sum."""
         return self.noise_multiplier * self.max_grad_norm
 
     def admit(self, updates: Updates, rule: ClipRule, counts: Tensor | None = None) -> Admitted:
-        """Add the clipped updates of a physical batch. What it returns is private.
+        """Add the clipped updates of a physical batch to the sum.
 
-        `counts` (B,) tells samples from rows that only fill the batch up: those weigh exactly zero.
+        Args:
+            updates: the updates in the coordinates in which they are clipped.
+            rule: the clip rule. Its weights are lowered where they would exceed the bound.
+            counts: (B,), bool: which rows are samples; the others are padding and get weight zero. Default: all.
+
+        Returns:
+            The weights and norms of the batch. They are private: do not publish them.
+
+        Raises:
+            StateError: the step was already released.
         """
         if not self._open:
-            raise RuntimeError("this step has been released; open a new one")
+            raise StateError("a batch cannot be admitted after the release: open a new Door for the next step")
         admitted = admission(updates, rule, self.max_grad_norm)
         if counts is not None:
             admitted = admitted._replace(weights=torch.where(counts[:, None], admitted.weights, 0.0))
         weights = admitted.weights
         if len(updates):
-            wide = weights if weights.shape[1] == admitted.norms.shape[1] else weights.squeeze(1)
-            for name, part in updates.weighted_sum(wide).items():
+            by_block = weights.shape[1] == admitted.norms.shape[1]
+            for name, part in updates.weighted_sum(weights if by_block else weights.squeeze(1)).items():
                 self._sum[name] = self._sum[name].add_(part) if name in self._sum else part
         return admitted
 
     def release(self) -> dict[str, Tensor]:
-        """The noisy sum divided by the expected batch size, by parameter. Once only."""
+        """Charge the step, add noise to the sum, and return it divided by the expected batch size.
+
+        Returns:
+            The release by name, in the shapes and dtypes of `like`. It may be published.
+
+        Raises:
+            StateError: the step was already released.
+        """
         if not self._open:
-            raise RuntimeError("this step has been released already; noise is drawn once a step")
-        self._open = False
+            raise StateError("the step was already released, and noise is drawn once per step: open a new Door")
+        self._open = False  # before anything can fail: a second attempt would draw a second noise for the same sum
         self.charge()
+        if self.sketch is not None and self._sum:
+            self._sum = self.sketch(self._sum)
         released = {}
-        if self.see is not None and self._sum:
-            self._sum = self.see(self._sum)
         for name, like in self.like.items():
-            value = self._sum.pop(name) if name in self._sum else torch.zeros_like(like)
-            flat = value.contiguous().view(-1)
+            exact = self._sum.pop(name) if name in self._sum else torch.zeros_like(like)
+            flat = exact.contiguous().view(-1)
             if self._deviation > 0:
                 for part in flat.split(CHUNK):
                     part.copy_(noised(part, self._deviation, self.noise))
@@ -142,7 +183,9 @@ class Door:
 
 
 def admission(updates: Updates, rule: ClipRule, bound: float) -> Admitted:
-    """How updates come through a door with this rule and bound. Private.
+    """Return the weights and norms with which a door with this clip bound would admit the updates. Private.
+
+    The rule gets a copy of the norms, so that a rule that writes to them cannot weaken the bound.
 
     >>> from gnomon.clipping import Flat
     >>> from gnomon.updates import Dense
@@ -150,25 +193,26 @@ def admission(updates: Updates, rule: ClipRule, bound: float) -> Admitted:
     >>> admission(updates, Flat(), 1.0).weights.round(decimals=3)
     tensor([[0.2000]], dtype=torch.float64)
     """
-    norms, told = lengths(updates), for_losses(rule, updates.losses)
-    return Admitted(bounded(told.weights(norms.clone(), bound), norms, bound), norms, uncut(told, norms))
+    norms, rule = lengths(updates), rule.for_losses(updates.losses)
+    return Admitted(bounded(rule.weights(norms.clone(), bound), norms, bound), norms, rule.unclipped_weights(norms))
 
 
 def lengths(updates: Updates) -> Tensor:
-    """Each sample's norm for each parameter, with room for rounding in the sum that follows.
+    """Return the norm of each block of each update, (B, blocks), plus an allowance for rounding in the sum.
 
-    A sum in float32 errs by a few roundings of its largest terms. Where large terms of one sample cancel,
-    that can be longer than the sample's update itself; counted here, clipping bounds it as well. For
-    ordinary samples the addition is below 1e-5 of the norm.
+    A float32 sum errs by a few roundings of its largest terms. Where large terms of one sample cancel, that error can
+    be longer than the sample's update itself. Because it is part of the length here, clipping bounds it as well. For
+    ordinary samples the allowance is below 1e-5 of the norm.
     """
     rounding = SUM_ROUNDINGS * torch.finfo(updates.losses.dtype).eps
     return torch.hypot(updates.norms_by_parameter(), rounding * updates.ceilings_by_parameter())
 
 
 def bounded(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
-    """The weights, lowered where a clip rule would let a sample through that is longer than the bound.
+    """Return the weights, lowered for each sample that would exceed the bound.
 
-    Guarantee: `|(w_i1 n_i1, ...)| <= bound` up to rounding, and zero where anything is not finite.
+    Guarantee: `|(w_i1 n_i1, w_i2 n_i2, ...)| <= bound` up to rounding in float64 for every sample i, and exactly zero
+    for a sample with a weight or norm that is not finite.
 
     >>> norms = torch.tensor([[2.0], [float("nan")]], dtype=torch.float64)
     >>> bounded(torch.ones(2, 1), norms, 1.0)
@@ -183,14 +227,17 @@ def bounded(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
 
 
 def noised(values: Tensor, deviation: float, noise: NoiseSource) -> Tensor:
-    """The values plus normal noise, formed in float64 and rounded to a grid before any cast.
+    """Return the values plus normal noise, added in float64 and rounded to a grid before any cast.
+
+    The spacing of the grid depends on the deviation alone, so the low-order bits of a release carry nothing about the
+    data.
 
     >>> from gnomon.release import SeededNoise
     >>> noised(torch.zeros(2), 1.0, SeededNoise(0)).dtype
     torch.float64
     """
     exact = noise.normal(values.numel()).to(values.device).mul_(deviation).add_(values)
-    # adding and taking away 1.5 * 2^52 grid steps rounds to the nearest of them
+    # float64 has 52 bits of mantissa: adding and subtracting 1.5 * 2^52 grid spacings rounds to a multiple of one
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
     shift = 1.5 * 2.0**52 * grid
     return exact.add_(shift).sub_(shift)

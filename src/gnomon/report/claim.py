@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnomon.report.read import SavedRun
-from gnomon.statement.check import misfits
+from gnomon.statement.consistency import contradictions
 
 NO_CLAIM = "This page makes no claim."
 
@@ -15,7 +15,7 @@ def doubts(run: SavedRun) -> list[str]:
     True
     """
     said = []
-    if wrong := misfits(run.statement) if run.statement else []:
+    if wrong := contradictions(run.statement) if run.statement else []:
         said.append(f"The statement's numbers do not fit together: {'; '.join(wrong)}. {NO_CLAIM}")
     if run.statement.get("guarantee") and run.config.get("insecure-noise-seed") is not None:
         said.append(f"The statement promises privacy, but config.yaml seeds the noise. {NO_CLAIM}")

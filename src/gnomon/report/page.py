@@ -25,9 +25,9 @@ from gnomon.report.repeat import compare_command, run_command
 from gnomon.report.reproduction import of_reproduction
 from gnomon.report.section import Section, Table, environment_of
 from gnomon.runs.folder import PICTURES, clear_folder
-from gnomon.statement.check import recomputed
-from gnomon.statement.promise import neighbours, noun, promise
-from gnomon.statement.statement import HOLDERS_TOTAL
+from gnomon.statement.consistency import recompute_epsilon
+from gnomon.statement.explanation import describe_neighbours, explain, unit_noun
+from gnomon.statement.statement import TOTAL_NOT_STATED
 from gnomon.studies.store import made_with, made_words
 from gnomon.version import __version__
 
@@ -141,11 +141,14 @@ def _of_training(run: SavedRun) -> Section:
         inside=diagnostic_pictures(run.diagnostics),
         command=run_command(config, deployed=run.deployed),
         repeatable=not run.deployed,
-        promise=doubtful or (promise(statement) if statement else [UNFINISHED]),
+        promise=doubtful or (explain(statement) if statement else [UNFINISHED]),
         guarantee=claim,
         facts=_facts(run) + ([("training time", _seconds(seconds))] if seconds is not None else []),
         terms=_terms(statement) if statement else [],
-        caveats=[*statement.get("caveats", []), *([UNCHECKED] if claim and recomputed(statement) is None else [])],
+        caveats=[
+            *statement.get("caveats", []),
+            *([UNCHECKED] if claim and recompute_epsilon(statement) is None else []),
+        ],
         not_covered=list(statement.get("not_covered", [])),
         ledger=_ledger(run.ledger, statement.get("delta")),
         audit=run.audit,
@@ -172,15 +175,16 @@ def _facts(run: SavedRun) -> list[tuple[str, str]]:
 
 
 def _terms(statement: dict[str, Any]) -> list[tuple[str, str]]:
+    unit, adjacency = statement["unit"], statement["adjacency"]
     return [
-        ("protected unit", statement["unit"]),
-        ("neighbouring data", f"{neighbours(statement)} ({statement['adjacency']})"),
+        ("protected unit", unit),
+        ("neighbouring data", f"{describe_neighbours(adjacency, unit)} ({adjacency})"),
         ("method", statement["method"]),
         ("sampling", statement["sampler"]),
         ("accountant", statement["accountant"]),
         ("noise multiplier", f"{statement['noise_multiplier']:.6g} clip bounds"),
         ("clip bound", "none" if statement["max_grad_norm"] is None else f"{statement['max_grad_norm']:g}"),
-        ("divisor", f"{statement['expected_batch_size']:g} {noun(statement)}s a step (declared, not counted)"),
+        ("divisor", f"{statement['expected_batch_size']:g} {unit_noun(unit)}s a step (declared, not counted)"),
         ("noisy steps released", f"{statement['steps']:,}"),
     ]
 
@@ -189,7 +193,7 @@ def _ledger(ledger: dict[str, Any], delta: float | None) -> list[tuple[str, str]
     if not ledger:
         return []
     if not is_name(str(ledger.get("dataset"))):  # also of an earlier version, which stated the total of any data set
-        return [("epsilon of all runs together", HOLDERS_TOTAL)]
+        return [("epsilon of all runs together", TOTAL_NOT_STATED)]
     spent, budget = digits(ledger.get("epsilon")), ledger.get("budget")
     terms = ([] if delta is None else [f"delta = {delta:g}"]) + ([ledger["adjacency"]] if "adjacency" in ledger else [])
     said = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon.errors import SettingError
 from gnomon.runs.config import read_yaml
-from gnomon.statement.check import changed_files
+from gnomon.statement.consistency import changed_files
 from gnomon.studies.store import unpacked
 
 UNPROTECTED = "unprotected/"

@@ -46,20 +46,16 @@ def _on_probe(config: TrainConfig, planned: Trainer) -> Trainer:
     if config.rank is None and config.method in methods_with("rank"):
         config = dataclasses.replace(config, rank=RANK)
     model = Probe(SIZE)
+    claimed = planned.mechanism
+    mechanism = dataclasses.replace(
+        claimed, method=build_method(config, public), steps=claimed.last_step, max_steps=None
+    )
     return Trainer(
         model,
         probe_loss,
         torch.optim.SGD(model.parameters(), lr=1.0),
-        method=build_method(config, public),
-        max_grad_norm=planned.max_grad_norm,
-        expected_batch_size=planned.expected_batch_size,
-        target_delta=planned.plan.delta,
-        sampler=planned.plan.sampler,
-        noise_multiplier=planned.account.noise_multiplier,
-        steps=planned.plan.last,
-        adjacency=planned.account.adjacency,
-        accountant=planned.account.accountant,
-        max_physical_batch_size=planned.max_physical_batch_size,
+        mechanism=mechanism,
+        max_physical_batch_size=planned.sampling.max_physical_batch_size,
         noise=planned.noise,
         progress=False,
     )

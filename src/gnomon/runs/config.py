@@ -13,6 +13,7 @@ import yaml
 
 from gnomon.errors import SettingError
 from gnomon.runs.setting_names import FORMER_NAMES, current_name, dashed
+from gnomon.sampling import FLAGS
 
 FAIR = "the fair clip rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
 """Why training on one machine does not offer the fair clip rule."""
@@ -92,7 +93,7 @@ class TrainConfig:
     sampler: str = setting(
         "poisson",
         "sampling scheme of the batches; shuffled, full and fixed are accounted without amplification",
-        ("poisson", "truncated", "shuffled", "full", "fixed"),
+        tuple(FLAGS),
         group="privacy",
     )
     accountant: str = setting("pld", "accounting method", ("pld", "rdp", "rdp-classic"), group="privacy")

@@ -14,7 +14,7 @@ from gnomon import validate
 from gnomon.data import Loader, load
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.errors import DataError
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.release import SecureNoise
 from gnomon.runs.builders import build_trainer
 from gnomon.runs.builders import records as build_records
@@ -62,8 +62,8 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     )
     record = observer.record(view)
     steps = _steps(folder)
-    record |= {"step": steps, "epoch": steps / trainer.plan.steps_per_epoch}
-    write_whole(folder / "diagnosis.json", json.dumps(record).encode())
+    record |= {"step": steps, "epoch": steps / trainer.mechanism.steps_per_epoch}
+    write_atomic(folder / "diagnosis.json", json.dumps(record).encode())
     return record
 
 

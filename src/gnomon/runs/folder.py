@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import SettingError
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 
 FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
@@ -126,7 +126,7 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, replacing an existing one atomically."""
-        write_whole(self.path / name, content)
+        write_atomic(self.path / name, content)
 
     def append(self, name: str, line: str) -> None:
         """Append a line to a file."""
@@ -163,7 +163,7 @@ def clear_folder(folder: Path, patterns: Sequence[str]) -> None:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     for name in ("old.png", "note.txt"):
-    ...         write_whole(Path(place) / name, b"")
+    ...         write_atomic(Path(place) / name, b"")
     ...     clear_folder(Path(place), PICTURES)
     ...     [path.name for path in Path(place).iterdir()]
     ['note.txt']

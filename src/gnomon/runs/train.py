@@ -23,7 +23,7 @@ from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.tensorboard import EventFiles
-from gnomon.statement.sealed import fingerprints
+from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
 from gnomon.training.checkpoint import remove_checkpoint
 from gnomon.training.packing import untied
@@ -103,7 +103,7 @@ def train(
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
     notes = {
         "config": dataclasses.asdict(config),
-        "every": checkpoint_every or max(trainer.plan.steps_per_epoch, BLOCK),
+        "every": checkpoint_every or max(trainer.mechanism.steps_per_epoch, BLOCK),
         "dataset": dataset,
         "tensorboard": tensorboard,
         "diagnose_every": EVERY if diagnose_public_only and diagnose_every is None else diagnose_every,
@@ -166,7 +166,7 @@ def complete(
         write_metrics(result.history[-1])
     result.history[:0] = history
     folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
-    statement = dataclasses.replace(trainer.statement(), files=fingerprints(folder.path))
+    statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     if result.history:

@@ -1,25 +1,22 @@
-"""Which two data sets count as neighbours."""
+"""Adjacency relations: which two data sets count as neighbours."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from dp_accounting import NeighboringRelation
-
 from gnomon.errors import SettingError
 
 Adjacency = Literal["add-remove", "zero-out", "replace-one"]
-"""How neighbours differ: one record is there or not; it counts or counts as nothing; it is another one."""
+"""How two neighbouring data sets differ.
 
-RELATIONS: dict[Adjacency, NeighboringRelation] = {
-    "add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "zero-out": NeighboringRelation.REPLACE_SPECIAL,
-    "replace-one": NeighboringRelation.REPLACE_ONE,
-}
+- `add-remove`: one of them holds one record more.
+- `zero-out`: both hold the same number of records, but one record contributes nothing in one of them.
+- `replace-one`: both hold the same number of records, and one record is replaced by another.
+"""
 
 
 def sensitivity(adjacency: Adjacency) -> float:
-    """How far one record can move a sum of vectors of norm at most 1.
+    """Return the largest distance between the sums of two neighbours, if every vector has norm at most 1.
 
     >>> sensitivity("zero-out"), sensitivity("replace-one")
     (1.0, 2.0)
@@ -27,14 +24,14 @@ def sensitivity(adjacency: Adjacency) -> float:
     return 2.0 if adjacency == "replace-one" else 1.0
 
 
-def checked(value: object) -> Adjacency:
-    """The value, if it names an adjacency.
+def parse_adjacency(value: object) -> Adjacency:
+    """Return the value if it names an adjacency, and raise SettingError otherwise.
 
-    >>> checked("zero-out")
+    >>> parse_adjacency("zero-out")
     'zero-out'
     """
-    for name in get_args(Adjacency):
+    names: tuple[Adjacency, ...] = get_args(Adjacency)
+    for name in names:
         if value == name:
-            found: Adjacency = name
-            return found
-    raise SettingError("adjacency", value, " or ".join(map(repr, get_args(Adjacency))))
+            return name
+    raise SettingError("adjacency", value, " or ".join(map(repr, names)))

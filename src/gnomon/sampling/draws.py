@@ -1,8 +1,4 @@
-"""Draws the records of each step, as the declared sampling says.
-
-The number of records decides which positions there are; rates and divisors are declared elsewhere and
-never derived from it.
-"""
+"""The draw of the records of each step, in random row order."""
 
 from __future__ import annotations
 
@@ -16,30 +12,38 @@ from gnomon.sampling.scheme import Sampling
 
 
 def positions(sampling: Sampling, records: int, randomness: NoiseSource) -> Iterator[Tensor]:
-    """The positions of each step's records, step after step without end, in a random order that nobody is told.
+    """Yield the positions of the records of each step, without end, each batch in a secret random order.
 
-    Kernels may round the result of a row differently at another row of the batch. If rows followed the order of the
-    data set, one record more would move all records after it to other rows.
+    Kernels may round the result for a sample differently in another row of the batch. If rows followed the order of
+    the data set, adding one record would move all records after it to other rows.
+
+    Args:
+        sampling: The declared sampling scheme.
+        records: The actual number of records.
+        randomness: The source of the draw. The row order comes from a source of its own (`randomness.ordering`).
+
+    Raises:
+        SettingError: Batches cannot be drawn as declared from this many records.
 
     >>> import torch
     >>> from gnomon.accounting import Shuffled
     >>> from gnomon.release import SeededNoise
-    >>> drawn = positions(Shuffled(steps_per_epoch=2), 5, SeededNoise(0))
-    >>> sorted(torch.cat([next(drawn), next(drawn)]).tolist())
+    >>> batches = positions(Shuffled(steps_per_epoch=2), 5, SeededNoise(0))
+    >>> sorted(torch.cat([next(batches), next(batches)]).tolist())
     [0, 1, 2, 3, 4]
     """
     check_size(sampling, records)
     order = ordering(randomness)
-    return (chosen[shuffle(len(chosen), order)] for chosen in sampling.draw(records, randomness))
+    return (batch[shuffle(len(batch), order)] for batch in sampling.draw(records, randomness))
 
 
 def check_size(sampling: Sampling, records: int) -> None:
-    """Raise SettingError if this many records cannot be drawn as declared.
+    """Raise SettingError if `sampling` is not a sampling scheme, or cannot draw from this many records as declared.
 
     >>> from gnomon.accounting import FixedSize
     >>> check_size(FixedSize(10, 1000), 5)
     Traceback (most recent call last):
-    gnomon.errors.SettingError: batch_size = 10 is invalid; expected at most the 5 records there are
+    gnomon.errors.SettingError: batch_size = 10 is invalid; expected at most the 5 records of the data set
     """
     if not isinstance(sampling, Sampling):
         raise SettingError("sampler", sampling, "a sampling scheme, such as gnomon.accounting.Poisson(0.01)")
@@ -47,7 +51,7 @@ def check_size(sampling: Sampling, records: int) -> None:
 
 
 def shuffle(records: int, randomness: NoiseSource) -> Tensor:
-    """All positions in random order.
+    """Return a uniformly random permutation of the positions 0 to records - 1.
 
     >>> from gnomon.release import SeededNoise
     >>> sorted(shuffle(3, SeededNoise(0)).tolist())

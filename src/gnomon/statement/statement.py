@@ -1,4 +1,4 @@
-"""The privacy statement: what is claimed, about whom, and what is not."""
+"""The privacy statement of a run: what is guaranteed, for whom, and what is not covered."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from gnomon.accounting import Account, Epsilon, digits
 from gnomon.errors import SettingError
 from gnomon.ledger.ledger import unknown_before
 from gnomon.ledger.session import LedgerSession
+from gnomon.statement.explanation import describe_neighbours
 from gnomon.text import counted
 from gnomon.version import __version__
 
 NOT_COVERED = (
-    "Choosing hyper-parameters by results on the private data: each run that was looked at counts.",
-    "Values logged under 'unprotected/' (training loss, clipped fraction): keep them with the data holder.",
+    "Choosing hyper-parameters by results on the private data: every run whose results were seen counts.",
+    "Values logged under 'unprotected/' (training loss, clipped fraction): they must stay with the data holder.",
     "People in the validation set: their scores are computed without noise.",
-    "Floating point: noise is formed in float64 and rounded to a grid, which resists the known attacks, "
-    "but the proof is for real numbers.",
-    "Refusals before the first step (samples that interact, public records that are private): they say yes or no.",
+    "Floating point: noise is drawn in float64 and rounded to a grid, which resists the known attacks, "
+    "but the proof assumes real numbers.",
+    "Refusals before the first step (samples that interact, public records that are also private): whether a run is "
+    "refused can depend on a record.",
     "Side channels such as running time, and everything outside the training run.",
 )
 
+"""What a statement says that no guarantee covers."""
+
 DECLARED = "declared, not counted"
 
-HOLDERS_TOTAL = (
-    "for the data holder: `gnomon ledger show`. The data set was recognised by its records, and one record could "
-    "decide the total; with a declared name (--data-id) it is stated here"
+TOTAL_NOT_STATED = (
+    "for the data holder: `gnomon ledger show`. The data set was recognised by its records, so the total may depend "
+    "on a single record; declare a name for the data set (--data-id) to have it stated here"
 )
+"""What a statement says in place of the total over all runs on a data set without a declared name."""
 
 
 def _now() -> str:
@@ -39,7 +44,9 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a run may claim. `text()` is for people, `json()` for machines.
+    """The privacy claim of a run. `text()` is for readers, `json()` for programs.
+
+    `guarantee` is True only if epsilon is a finite upper bound and the noise is secret.
 
     >>> from gnomon.accounting import epsilon
     >>> spent = epsilon(noise_multiplier=10.0, sample_rate=0.025, steps=3200, delta=1e-5)
@@ -62,18 +69,18 @@ class Statement:
     guarantee: bool
     caveats: tuple[str, ...]
     ledger: dict[str, Any] | None = None
-    """The run's place in the ledger, and for a data set that was declared by name what all runs on it have cost."""
+    """The run's entry in the ledger and, for a data set with a declared name, the total of all runs on it."""
     not_covered: tuple[str, ...] = NOT_COVERED
     divisor: str = DECLARED
-    """Where the divisor comes from."""
+    """The origin of the divisor `expected_batch_size`."""
     sample_rate: float | None = None
-    """In full precision; None where batches are not drawn with one."""
+    """The sampling rate in full precision; None for schemes without one."""
     account: dict[str, Any] | None = None
-    """All that epsilon was computed from, as `Account.to_dict` gives it; None where that cannot be written down."""
+    """Everything that epsilon was computed from (`Account.to_dict`); None if the sampler is not registered."""
     files: dict[str, str] | None = None
-    """The SHA-256 of what the run left beside this statement, by the name of the file."""
+    """The SHA-256 of the run's files beside this statement, by file name."""
     written: str = field(default_factory=_now, compare=False)
-    """When, in UTC."""
+    """When the statement was written, in UTC."""
     gnomon: str = __version__
 
     @classmethod
@@ -89,7 +96,18 @@ class Statement:
         ledger: dict[str, Any] | None = None,
         account: Account | None = None,
     ) -> Statement:
-        """The statement for what has been spent, from that account; `notes` are caveats of the run."""
+        """Return the statement of a run.
+
+        Args:
+            spent: The epsilon of all released steps.
+            method: The name of the training method.
+            max_grad_norm: The clip bound.
+            expected_batch_size: The declared divisor of each step.
+            private_noise: Whether the noise is secret. Seeded noise gives no guarantee.
+            notes: Further caveats of the run.
+            ledger: The run's entry in the ledger, from `ledger_note`.
+            account: The account that `spent` was computed from.
+        """
         caveats = list(notes)
         if not private_noise:
             caveats.append("not private: seeded noise. Whoever knows the seed can subtract the noise.")
@@ -115,28 +133,23 @@ class Statement:
             caveats=tuple(caveats),
             ledger=ledger,
             sample_rate=getattr(account.sampler, "sample_rate", None) if account is not None else None,
-            account=_plain(account),
+            account=_account_dict(account),
         )
 
     def text(self) -> str:
-        """The statement in plain words."""
+        """Return the statement as text."""
         claim = (
             "The trained model is differentially private with"
             if self.guarantee
             else "NO GUARANTEE. By the numbers alone the run would have"
         )
-        neighbours = {
-            "add-remove": "one record is added or removed",
-            "zero-out": "one record counts or counts as nothing",
-            "replace-one": "one record is replaced by another",
-        }
         lines = [
             "PRIVACY STATEMENT",
             claim,
             f"epsilon = {digits(self.epsilon)}, delta = {self.delta:g}",
             "",
             f"  protected unit        {self.unit}",
-            f"  neighbouring data     {neighbours.get(self.adjacency, self.adjacency)} ({self.adjacency})",
+            f"  neighbouring data     {describe_neighbours(self.adjacency, self.unit)} ({self.adjacency})",
             f"  sampling              {self.sampler}",
             f"  accountant            {self.accountant}",
             f"  noise multiplier      {self.noise_multiplier:.6g}",
@@ -145,7 +158,7 @@ class Statement:
             f"  noisy steps released  {self.steps}",
             f"  method                {self.method}",
             *self._ledger_lines(),
-            *(f"  {name:<20}  sha256 {mark}" for name, mark in (self.files or {}).items()),
+            *(f"  {name:<20}  sha256 {sha256}" for name, sha256 in (self.files or {}).items()),
             f"  written               {self.written} by gnomon {self.gnomon}",
         ]
         lines += ["", *(f"CAVEAT: {caveat}" for caveat in self.caveats)] if self.caveats else []
@@ -158,7 +171,7 @@ class Statement:
         entered = f"run {self.ledger['run']}, " if self.ledger["run"] else ""
         if "epsilon" not in self.ledger:
             return [
-                f"  all runs on the data  {HOLDERS_TOTAL}",
+                f"  all runs on the data  {TOTAL_NOT_STATED}",
                 f"  ledger                {entered}head {self.ledger['head']}",
             ]
         value = digits(self.ledger["epsilon"])
@@ -166,7 +179,7 @@ class Statement:
         budget = self.ledger["budget"]
         allowed = "" if budget is None else f", of a budget of {budget['epsilon']:.15g} at delta = {budget['delta']:g}"
         if budget is not None and budget.get("declared"):
-            allowed += ", both if all settings were fixed before the first result was seen"
+            allowed += ", both for settings that were fixed before the first result was seen"
         entered += f"data set {self.ledger['dataset']}, " if self.ledger.get("dataset") else ""
         return [
             f"  all runs on the data  epsilon = {value}, delta = {self.delta:g} "
@@ -175,21 +188,22 @@ class Statement:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite epsilon or clip bound is None, since JSON has no infinity."""
+        """Return the statement as plain values; an infinite epsilon or clip bound is None, as JSON has no infinity."""
         values = asdict(self)
         for name in ("epsilon", "max_grad_norm"):
             values[name] = values[name] if values[name] < float("inf") else None
         return values
 
     def json(self) -> str:
+        """Return the content of `statement.json`."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def __str__(self) -> str:
         return self.text()
 
 
-def _plain(account: Account | None) -> dict[str, Any] | None:
-    """The account as plain values, unless its sampler is of the user's own making."""
+def _account_dict(account: Account | None) -> dict[str, Any] | None:
+    """Return the account as plain values, or None if its sampler is not a registered scheme."""
     try:
         return None if account is None else account.to_dict()
     except SettingError:
@@ -197,7 +211,7 @@ def _plain(account: Account | None) -> dict[str, Any] | None:
 
 
 def ledger_caveats(ledger_session: LedgerSession) -> list[str]:
-    """What a reader should know of the ledger itself.
+    """Return the caveats about the ledger that a statement has to mention.
 
     >>> from gnomon.accounting import Account, Poisson
     >>> ledger_caveats(LedgerSession(None, Account(Poisson(0.1), 1.0), steps=10))
@@ -209,10 +223,11 @@ def ledger_caveats(ledger_session: LedgerSession) -> list[str]:
 
 
 def ledger_note(ledger_session: LedgerSession, delta: float) -> dict[str, Any] | None:
-    """What a statement says about the ledger, as plain values; None without one.
+    """Return what a statement says about the ledger, as plain values; None without a ledger.
 
-    Totals over runs only for a data set that was declared by name. Which other runs share records with this one, by
-    content, can hang on one record, and a statement is handed on; so can the id of the data set.
+    The total over all runs is stated only for a data set with a declared name. For a data set that is recognised by
+    its records, a single record can decide which other runs share records with this run, and the id of the data set;
+    a statement is passed on, so it must not reveal either.
 
     >>> from gnomon.accounting import Account, Poisson
     >>> ledger_note(LedgerSession(None, Account(Poisson(0.1), 1.0), steps=10), 1e-5) is None

@@ -1,4 +1,4 @@
-"""Checks what a run left in its folder against the ledger that it names."""
+"""Verification of a run folder: its statement against its files, its own numbers and the ledger."""
 
 from __future__ import annotations
 
@@ -9,36 +9,47 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.accounting import digits
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.ledger.file import Head, LedgerError
 from gnomon.ledger.ledger import BLOCK, Ledger
 from gnomon.ledger.state import RECORD, LedgerRun
-from gnomon.statement.check import misfits, recomputed
-from gnomon.statement.sealed import SEALED, fingerprints
+from gnomon.statement.consistency import HASHED_FILES, contradictions, file_hashes, recompute_epsilon
 
 SETTINGS = ("noise_multiplier", "sampler", "adjacency", "accountant", "expansion")
+"""The settings of a run that its ledger entry and its statement have in common."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one comparison.
 
     >>> print(Check("steps", False, "12 stated, 40 reserved"))
     WRONG        steps: 12 stated, 40 reserved
     """
 
     name: str
-    right: bool | None
+    passed: bool | None
     """None if there was nothing to compare."""
-    said: str
+    detail: str
 
     def __str__(self) -> str:
-        verdict = {True: "right", False: "WRONG", None: "not checked"}[self.right]
-        return f"{verdict:<11}  {self.name}: {self.said}"
+        verdict = {True: "right", False: "WRONG", None: "not checked"}[self.passed]
+        return f"{verdict:<11}  {self.name}: {self.detail}"
 
 
 def check_run(folder: Path, ledger: Ledger) -> list[Check]:
-    """Model, config, epsilon, and the run's entry in the ledger, each against the statement in a run folder.
+    """Compare the statement in a run folder with the model, the configuration, its own numbers and the ledger.
+
+    Args:
+        folder: The run folder.
+        ledger: The ledger that the run was entered in.
+
+    Returns:
+        One result for each comparison.
+
+    Raises:
+        SettingError: The folder has no statement.
+        DataError: The statement cannot be read.
 
     >>> check_run(Path("nowhere"), None)
     Traceback (most recent call last):
@@ -49,65 +60,66 @@ def check_run(folder: Path, ledger: Ledger) -> list[Check]:
         raise SettingError("run", str(folder), "a run folder with its statement.json")
     try:
         statement = json.loads(path.read_text())
-        float(statement["delta"]), int(statement["steps"])  # what cannot be read shows now
+        float(statement["delta"]), int(statement["steps"])  # raises here, before anything is compared
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingError("run", str(path), f"a complete statement ({error!r})") from None
-    return [*_files(statement, folder), _epsilon(statement), *_entry(statement, ledger)]
+        problem = f"is not a complete privacy statement ({error!r})"
+        raise DataError(path, problem, "restore the file that the run wrote") from None
+    return [*_check_files(statement, folder), _check_epsilon(statement), *_check_entry(statement, ledger)]
 
 
-def _files(statement: Mapping[str, Any], folder: Path) -> Iterator[Check]:
-    stated, now = statement.get("files") or {}, fingerprints(folder)
-    for name in SEALED:
+def _check_files(statement: Mapping[str, Any], folder: Path) -> Iterator[Check]:
+    stated, actual = statement.get("files") or {}, file_hashes(folder)
+    for name in HASHED_FILES:
         if name not in stated:
-            yield Check(name, None, "the statement has no hash of it")
-        elif name not in now:
+            yield Check(name, None, "the statement records no SHA-256 of this file")
+        elif name not in actual:
             yield Check(name, False, "the file is missing")
         else:
-            same = stated[name] == now[name]
-            yield Check(
-                name, same, f"sha256 {now[name][:16]}..." + ("" if same else f", {stated[name][:16]}... stated")
-            )
+            same = stated[name] == actual[name]
+            detail = f"sha256 {actual[name][:16]}..." + ("" if same else f", stated {stated[name][:16]}...")
+            yield Check(name, same, detail)
 
 
-def _epsilon(statement: Mapping[str, Any]) -> Check:
-    if wrong := misfits(statement):
-        return Check("epsilon", False, "; ".join(wrong))
-    spent = recomputed(statement)
+def _check_epsilon(statement: Mapping[str, Any]) -> Check:
+    if messages := contradictions(statement):
+        return Check("epsilon", False, "; ".join(messages))
+    spent = recompute_epsilon(statement)
     if spent is None:
-        return Check("epsilon", None, "the statement does not say enough to recompute it")
+        return Check("epsilon", None, "the statement's numbers do not determine epsilon")
     return Check("epsilon", True, f"{digits(spent)} from the statement's own numbers")
 
 
-def _entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:
-    about = statement.get("ledger")
-    if not about:
+def _check_entry(statement: Mapping[str, Any], ledger: Ledger) -> Iterator[Check]:
+    stated = statement.get("ledger")
+    if not stated:
         yield Check("ledger", False, "the statement says that the run is in no ledger")
         return
     try:
-        ledger.verify(Head.read(about["head"]))
-        yield Check("head", True, f"entry {Head.read(about['head']).number} is the one that the statement saw last")
+        head = Head.read(stated["head"])
+        ledger.verify(head)
+        yield Check("head", True, f"entry {head.number} was the last entry when the statement was written")
     except LedgerError as error:
         yield Check("head", False, str(error))
     state = ledger.state()
-    run = state.runs.get(about["run"])
+    run = state.runs.get(stated["run"])
     if run is None:
-        yield Check("run", False, f"{ledger.path} does not know the run {about['run'] or 'of this statement'}")
+        yield Check("run", False, f"{ledger.path} has no entry of the run {stated['run'] or 'of this statement'}")
         return
-    yield Check("run", True, f"{run.id} was entered {run.time}")
-    if about.get("dataset"):
-        same = about["dataset"] in state.family(run.dataset)
-        yield Check("data set", same, f"{run.dataset}" + ("" if same else f", {about['dataset']} stated"))
+    yield Check("run", True, f"{run.id} was entered at {run.time}")
+    if stated.get("dataset"):
+        same = stated["dataset"] in state.family(run.dataset)
+        yield Check("data set", same, f"{run.dataset}" + ("" if same else f", stated {stated['dataset']}"))
     else:
-        yield Check("data set", None, f"{run.dataset} in the ledger; the statement names declared ones alone")
+        yield Check("data set", None, f"{run.dataset} in the ledger; a statement names a declared data set only")
     if statement.get("unit") != RECORD or run.unit != RECORD:
-        yield Check("settings and steps", None, "each client of a federation has an entry of its own")
+        yield Check("settings and steps", None, "every client of a federation has an entry of its own")
         return
-    yield from _settings(statement, run)
-    yield _steps(statement["steps"], run)
+    yield from _check_settings(statement, run)
+    yield _check_steps(statement["steps"], run)
 
 
-def _settings(statement: Mapping[str, Any], run: LedgerRun) -> Iterator[Check]:
-    """Noise, sampling and neighbours as they were entered; of an older statement those that it has."""
+def _check_settings(statement: Mapping[str, Any], run: LedgerRun) -> Iterator[Check]:
+    """Compare the settings in the ledger with the statement's account or, without one, with its texts."""
     account = run.account()
     entered = run.settings
     stated = statement.get("account")
@@ -118,11 +130,11 @@ def _settings(statement: Mapping[str, Any], run: LedgerRun) -> Iterator[Check]:
     for name in SETTINGS:
         if name in entered:
             same = stated.get(name) == entered[name]
-            said = str(entered[name]) + ("" if same else f" entered, {stated.get(name)} stated")
-            yield Check(name.replace("_", " "), same, said)
+            detail = str(entered[name]) + ("" if same else f" entered, {stated.get(name)} stated")
+            yield Check(name.replace("_", " "), same, detail)
 
 
-def _steps(stated: int, run: LedgerRun) -> Check:
-    """A block that was begun is reserved whole, so a stopped run has some steps more in the ledger."""
-    right = stated <= run.reserved < stated + max(BLOCK, run.last)
-    return Check("steps", right, f"{stated} stated, {run.reserved} reserved")
+def _check_steps(stated: int, run: LedgerRun) -> Check:
+    """Compare numbers of steps: steps are reserved in blocks, so a stopped run has slightly more in the ledger."""
+    plausible = stated <= run.reserved < stated + max(BLOCK, run.last)
+    return Check("steps", plausible, f"{stated} stated, {run.reserved} reserved")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
-from gnomon.models.code import code_hash, is_custom
+from gnomon.models.custom import code_hash, is_custom
 from gnomon.runs.environment import versions
 from gnomon.runs.setting_names import stored_settings
 from gnomon.studies.store import ResultStore

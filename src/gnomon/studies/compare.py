@@ -20,7 +20,7 @@ from gnomon.data import Records, load
 from gnomon.diagnose import Looks
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import comparison
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.memory import keep_memory
 from gnomon.runs.builders import (
     build_method,
@@ -283,8 +283,8 @@ def table(rows: Sequence[ComparisonRow]) -> str:
 
 def write(rows: Sequence[ComparisonRow], folder: Path, title: str, say: Callable[[str], None] = print) -> None:
     """Leave the table as Markdown and CSV and the picture as PNG and SVG in a folder."""
-    write_whole(folder / "comparison.md", markdown(rows).encode(), shared=True)
-    write_whole(folder / "comparison.csv", table(rows).encode(), shared=True)
+    write_atomic(folder / "comparison.md", markdown(rows).encode(), shared=True)
+    write_atomic(folder / "comparison.csv", table(rows).encode(), shared=True)
     for ending in ("png", "svg"):
         comparison(rows, title, folder / f"comparison.{ending}")
     say(markdown(rows))
@@ -311,4 +311,4 @@ def remember(
         "cells": [[cell.label, cell.key] for cell in cells],
         "environment": environment(),
     }
-    write_whole(folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)
+    write_atomic(folder / "comparison.json", f"{json.dumps(plan, indent=2)}\n".encode(), shared=True)

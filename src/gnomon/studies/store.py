@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import SettingError
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 
 DIGITS = 4
 """Significant digits of the numbers along a run; its results are kept in full."""
@@ -73,7 +73,7 @@ class ResultStore:
         """Keep a cell; a reader finds all of it or nothing."""
         self.open()
         text = json.dumps(packed(result), separators=(",", ":")) + "\n"
-        write_whole(self._path(key), text.encode(), shared=True)
+        write_atomic(self._path(key), text.encode(), shared=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -1,11 +1,10 @@
-"""Subspaces: in which coordinates do we look at an update? Two verbs, `coordinates` and `lift`."""
+"""Subspaces: the coordinates in which updates are clipped and released, and the lift back to the parameters."""
 
-from gnomon.subspaces.basis import Ambient, Basis, Seeing, StepContext, Subspace, inside, projected, seeing
+from gnomon.subspaces.basis import Ambient, Basis, Held, StepContext, Subspace, coordinates_of, projected
 from gnomon.subspaces.beside_loss import BesideLoss
 from gnomon.subspaces.eigenspace import PublicEigenspace
 from gnomon.subspaces.embedding import Embedding
 from gnomon.subspaces.gaussian_sketch import GaussianSketch, Growing
-from gnomon.subspaces.held import Held
 from gnomon.subspaces.random_mask import RandomMask
 from gnomon.subspaces.random_projection import RandomProjection
 
@@ -20,10 +19,8 @@ __all__ = [
     "PublicEigenspace",
     "RandomMask",
     "RandomProjection",
-    "Seeing",
     "StepContext",
     "Subspace",
-    "inside",
+    "coordinates_of",
     "projected",
-    "seeing",
 ]

@@ -1,4 +1,4 @@
-"""The mean loss, released beside the update as one more coordinate of the same vector."""
+"""A subspace whose release carries the mean loss as one more coordinate of the same vector."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any
 from torch import Tensor
 
 from gnomon import validate
+from gnomon.clipping import ClipRule, UpdateAndLoss
 from gnomon.subspaces.basis import Basis, StepContext, Subspace
 from gnomon.updates import Dense, Updates
 
 LOSS = "~loss"
-"""The coordinate's name; no parameter can be called so."""
+"""The name of the loss coordinate, which cannot be the name of a parameter."""
 
 
 @dataclass(frozen=True, eq=False)
-class BesideLoss:
-    """Another subspace and the sample's loss, cut to [0, most], as a last coordinate.
+class BesideLoss(Subspace):
+    """Another subspace, with the sample's loss, cut to [0, most], as a last coordinate.
 
-    Update and loss come from one batch. In units of the noise they are one vector, so one Gaussian release with one
-    multiplier covers both: `s = (1 / s_update^2 + 1 / s_loss^2)^(-1/2)` with `s_loss = ratio * s_update`. `bound` is
-    the clip bound C of the update. The released mean loss is an extra value of the release.
+    Update and loss of a sample come from the same batch. In units of the noise they are one vector, so one Gaussian
+    release with one noise multiplier covers both: `s = (1 / s_update^2 + 1 / s_loss^2)^(-1/2)` with
+    `s_loss = ratio * s_update`. The released mean loss is `Basis.extra`'s value "loss".
+
+    Args:
+        space: the subspace of the update.
+        bound: the clip bound C of the update. The clip bound of the release is `UpdateAndLoss(ratio).joint(bound)`.
+        most: the largest loss; larger ones are cut to it.
+        ratio: the noise multiplier of the loss in units of that of the update.
 
     >>> from gnomon.subspaces import Ambient
     >>> BesideLoss(Ambient(), bound=1.0, most=2.5).name
@@ -34,6 +41,8 @@ class BesideLoss:
     most: float = 2.5
     ratio: float = 2.5
 
+    requires_clipped_coordinates = True
+
     def __post_init__(self) -> None:
         validate.positive("bound", self.bound)
         validate.positive("most", self.most)
@@ -41,7 +50,7 @@ class BesideLoss:
 
     @property
     def public(self) -> Any:
-        return getattr(self.space, "public", None)
+        return self.space.public
 
     @property
     def name(self) -> str:
@@ -51,26 +60,28 @@ class BesideLoss:
         return self, self.space.key(context)
 
     def basis(self, context: StepContext) -> Basis:
-        return BesideLossBasis(self.space.basis(context), self)
+        return BesideLossBasis(self.space.basis(context), self.most, self.bound / (self.ratio * self.most))
+
+    def clip_rule(self, rule: ClipRule) -> ClipRule:
+        return UpdateAndLoss(self.ratio, self.space.clip_rule(rule))
 
 
-class BesideLossBasis:
-    """The inner basis with one coordinate more."""
+class BesideLossBasis(Basis):
+    """The basis of an update with the loss, cut to [0, most] and multiplied by `scale`, as one coordinate more."""
 
-    def __init__(self, inner: Basis, about: BesideLoss) -> None:
-        self.inner, self._about = inner, about
-        self._scale = about.bound / (about.ratio * about.most)
+    def __init__(self, inner: Basis, most: float, scale: float) -> None:
+        self.inner, self._most, self._scale = inner, most, scale
         first = next(iter(inner.like.values()))
         self.like = {**inner.like, LOSS: first.new_zeros(1)}
 
     @property
     def rank(self) -> int | None:
-        """The inner rank: the loss is not a direction."""
-        return getattr(self.inner, "rank", None)
+        """The rank of the inner basis: the loss is not a direction of the parameters."""
+        return self.inner.rank
 
     def coordinates(self, updates: Updates) -> Updates:
         inner = self.inner.coordinates(updates)
-        loss = updates.losses.clamp(0.0, self._about.most).mul(self._scale)[:, None]
+        loss = updates.losses.clamp(0.0, self._most).mul(self._scale)[:, None]
         return Updates({**inner.leaves, LOSS: Dense(loss)}, updates.losses)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:

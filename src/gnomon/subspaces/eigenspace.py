@@ -1,15 +1,15 @@
-"""The subspace that public gradients span, without ever storing a projector.
+"""The public eigenspace: the subspace of the top eigenvectors of public gradients, without a stored projector.
 
-With public gradients h_1 .. h_m, `K = H H^T` (m x m) has eigenpairs `K = Q L Q^T`; for `U = Q_k L_k^(-1/2)` the
-columns of `V = H^T U` are orthonormal. Coordinates of a sample are `V^T g = U^T <h_j, g>_j`, one Gram matrix with the
-private batch, and the lift `V s = sum_j (U s)_j h_j` is a weighted sum of public gradients. The p x k matrix V is
-never formed.
+With public gradients h_1 .. h_m as the rows of H, `K = H H^T` (m x m) has eigenpairs `K = Q L Q^T`; for
+`U = Q_k L_k^(-1/2)` the columns of `V = H^T U` are orthonormal. The coordinates of a sample are
+`V^T g = U^T <h_j, g>_j`, one Gram matrix with the private batch, and the lift `V s = sum_j (U s)_j h_j` is a weighted
+sum of public gradients. The p x k matrix V is never formed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,25 +17,37 @@ from torch import Tensor
 
 from gnomon import validate
 from gnomon.data import Loader
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.sampling.draws import shuffle
-from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, in_coordinates
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, Subspace, in_coordinates
 from gnomon.updates import Dense, Leaf, Updates, gradients
 
 RANKS = "a whole number of dimensions, or a fraction of the energy between 0 and 1"
+"""The allowed values of `rank`, for error messages."""
+
+LEAST_EIGENVALUE = 1e-13
+"""Eigenvalues below this fraction of the largest are rounding errors of float64."""
+
+LARGEST_ERROR = 1e-3
+"""The largest error that rounding may cause in a coordinate, in units of the length of the update."""
+
+ROUNDINGS_SAVED = 100
+"""The factor by which inner products err less than the sum over a batch for which the release allows."""
 
 
 @dataclass(frozen=True, eq=False)
-class PublicEigenspace:
-    """The top eigenvectors of the second context of public gradients at the current weights.
+class PublicEigenspace(Subspace):
+    """The top eigenvectors of the second moment of public gradients at the current weights.
 
-    - `rank`: how many, or, as a fraction below 1, how much of the public gradients' energy to keep.
-    - `per_tensor`: one subspace for each parameter tensor with min(rank, size) dimensions (PCDP-SGD as
-      published), instead of one for all parameters together (PDP-SGD).
-    - `every`: steps between two bases; `start`: the first epoch that projects, counted from 0.
-    - `batch`: how many public records a basis uses, drawn anew each time (default: all).
-    - `blocks`: cut the public records into so many disjoint blocks, one after the other, instead of drawing
-      from all of them.
+    Args:
+        public: the public records, (inputs, targets) or a dataset.
+        rank: the number of eigenvectors or, as a fraction below 1, the share of the public gradients' energy to keep.
+        per_tensor: make one subspace of min(rank, size) dimensions for each parameter tensor (PCDP-SGD as published),
+            instead of one for all parameters together (PDP-SGD).
+        every: the number of steps between two bases.
+        start: the first epoch that projects, counted from 0. Earlier epochs use all parameters.
+        batch: the number of public records of a basis, drawn anew for each (default: all).
+        blocks: instead of drawing, split the public records into this many disjoint blocks and use them in turn.
 
     >>> from torch import nn
     >>> public = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
@@ -43,7 +55,7 @@ class PublicEigenspace:
     'public eigenspace, rank 4'
     """
 
-    public: Any
+    public: Any = field()
     rank: float = 100
     per_tensor: bool = False
     every: int = 1
@@ -60,12 +72,10 @@ class PublicEigenspace:
         if self.batch is not None:
             validate.whole("batch", self.batch)
         if self.blocks is not None and self.batch is not None:
-            raise SettingError("blocks", self.blocks, "either blocks or batch")
-        if self.blocks is not None:
-            blocks = validate.whole("blocks", self.blocks)
-            if blocks > len(Loader(self.public, "public")):
-                raise SettingError("blocks", self.blocks, "at most the number of public records")
-        Loader(self.public, "public")
+            raise SettingError.with_message("set either blocks or batch, not both", name="blocks", value=self.blocks)
+        records = len(Loader(self.public, "public"))
+        if self.blocks is not None and validate.whole("blocks", self.blocks) > records:
+            raise SettingError("blocks", self.blocks, f"at most the number of public records, {records}")
 
     @property
     def name(self) -> str:
@@ -86,16 +96,19 @@ class PublicEigenspace:
         device = next(iter(context.like.values())).device
         loader = Loader(self.public, "public", device)
         inputs, targets = loader.take(self._chosen(len(loader), context))
-        updates = gradients(context.model, context.loss, inputs, targets)
+        updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
         usable = torch.isfinite(updates.norms())
         if not bool(usable.all()):
             if not bool(usable.any()):
-                raise ValueError("no public record has a finite gradient: look for NaN or huge values in public")
+                raise DataError(
+                    "public", "has no record with a finite gradient", "look for NaN or huge values in its records"
+                )
             updates = updates.select(usable.nonzero().squeeze(1))
         make = tensor_bases if self.per_tensor else shared_basis
         return make(updates, self.rank)
 
     def _chosen(self, size: int, context: StepContext) -> Tensor:
+        """Return the positions of the public records from which the basis of a step is made."""
         if self.blocks is not None:
             return torch.arange(size).tensor_split(self.blocks)[(context.step // self.every) % self.blocks]
         if self.batch is None or self.batch >= size:
@@ -103,18 +116,21 @@ class PublicEigenspace:
         return shuffle(size, context.randomness)[: self.batch]
 
 
-class SharedBasis:
-    """One subspace of all parameters together."""
+class SharedBasis(Basis):
+    """The basis of one subspace of all parameters together.
+
+    Args:
+        public: the public gradients, H.
+        mixing: U, (m, k): the basis vectors as combinations of public gradients.
+    """
 
     def __init__(self, public: Updates, mixing: Tensor) -> None:
-        self.public = public
-        self.mixing = mixing
-        """U, (m, k): the basis vectors as combinations of public gradients."""
+        self.public, self.mixing = public, mixing
         self.like = {COORDINATES: mixing.new_zeros(mixing.shape[1])}
 
     @property
     def rank(self) -> int:
-        """The effective rank: never more than the public gradients have."""
+        """The effective rank, which is at most the numerical rank of the public gradients."""
         return self.mixing.shape[1]
 
     def coordinates(self, updates: Updates) -> Updates:
@@ -126,12 +142,17 @@ class SharedBasis:
         return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
 
     def dense(self) -> Tensor:
-        """The p x k matrix V, for tests and small problems."""
+        """Return the p x k matrix V, for tests and small problems."""
         return self.public.dense().T @ self.mixing
 
 
-class TensorBases:
-    """One subspace for each parameter tensor; tensors no larger than the rank stay whole."""
+class TensorBases(Basis):
+    """The basis of one subspace for each parameter tensor.
+
+    Args:
+        public: the public gradients.
+        mixings: U for each parameter tensor by name; None for a tensor no larger than the rank, which stays whole.
+    """
 
     def __init__(self, public: Updates, mixings: Mapping[str, Tensor | None]) -> None:
         self.public, self.mixings = public, mixings
@@ -144,13 +165,14 @@ class TensorBases:
 
     @property
     def rank(self) -> int:
-        """All dimensions together."""
+        """The sum of the dimensions of all subspaces."""
         return sum(value.numel() for value in self.like.values())
 
     def coordinates(self, updates: Updates) -> Updates:
         return Updates({name: self._part(name, updates.leaves[name]) for name in self.mixings}, updates.losses)
 
     def _part(self, name: str, leaf: Leaf) -> Dense:
+        """Return the coordinates of the updates of one parameter tensor."""
         mixing, public = self.mixings[name], self.public.leaves[name]
         if mixing is None:
             return Dense(leaf.dense().reshape(len(leaf), leaf.shape.numel()), leaf.square_ceilings())
@@ -167,21 +189,21 @@ class TensorBases:
 
 
 def _gain(norms: Tensor, mixing: Tensor) -> Tensor:
-    """How much a rounding in the inner products can grow in the coordinates, squared.
+    """Return the square of the factor by which coordinates can magnify a rounding error of the inner products.
 
-    Inner products err by a few roundings, not by the hundreds that the release allows a sum over a batch.
+    Inner products err by a few roundings, not by the hundreds for which the release allows in a sum over a batch.
     """
     return (norms @ mixing.double().abs()).square().sum() / ROUNDINGS_SAVED**2
 
 
 def shared_basis(public: Updates, rank: float) -> SharedBasis:
-    """The basis of one subspace of all parameters."""
+    """Return the basis of one subspace of all parameters."""
     square = torch.stack([leaf.self_gram() for leaf in public.leaves.values()]).sum(0)
     return SharedBasis(public, mixing(square, rank, public.losses.dtype))
 
 
 def tensor_bases(public: Updates, rank: float) -> TensorBases:
-    """A basis for each parameter tensor."""
+    """Return the basis with one subspace for each parameter tensor."""
     mixings: dict[str, Tensor | None] = {}
     for name, leaf in public.leaves.items():
         small = rank >= 1 and leaf.shape.numel() <= rank
@@ -190,10 +212,15 @@ def tensor_bases(public: Updates, rank: float) -> TensorBases:
 
 
 def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
-    """`U = Q_k L_k^(-1/2)` from the Gram matrix of m vectors, (m, k), for coordinates in the given precision.
+    """Return `U = Q_k L_k^(-1/2)`, (m, k), from the Gram matrix of m vectors.
 
-    k is the rank, the smallest number of eigenvalues that hold the given fraction of their sum, or the number of
-    directions that the precision can tell from rounding, whichever is less.
+    k is `rank` or, for a rank below 1, the smallest number of eigenvalues that hold this fraction of their sum. It is
+    smaller where fewer directions can be told from rounding errors.
+
+    Args:
+        gram: the Gram matrix, (m, m), float64.
+        rank: the number of dimensions, or a fraction of the energy below 1.
+        dtype: the precision in which coordinates are computed.
 
     >>> mixing(torch.diag(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)), 5, torch.float32)
     tensor([[0.5000, 0.0000],
@@ -208,17 +235,8 @@ def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
         count = min(count, int((energy < rank * energy[-1]).sum()) + 1)
     else:
         count = min(count, int(rank))
-    signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh leaves the sign open
-    found = vectors[:, :count] * (signs * values[:count].rsqrt())
-    # a direction made of tiny gradients is as good as any; one made of large ones that cancel is rounding
-    gains = gram.diagonal().clamp_min(0).sqrt() @ found.abs()
-    return found[:, gains * torch.finfo(dtype).eps < LARGEST_ERROR].to(dtype)
-
-
-LEAST_EIGENVALUE = 1e-13
-"""Eigenvalues below this part of the largest are rounding in float64."""
-
-LARGEST_ERROR = 1e-3
-"""How far rounding may move a coordinate, in units of the length of the update."""
-
-ROUNDINGS_SAVED = 100
+    signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh does not determine the signs
+    directions = vectors[:, :count] * (signs * values[:count].rsqrt())
+    # keep a direction made of tiny gradients, which is exact; drop one made of large gradients that cancel to rounding
+    gains = gram.diagonal().clamp_min(0).sqrt() @ directions.abs()
+    return directions[:, gains * torch.finfo(dtype).eps < LARGEST_ERROR].to(dtype)

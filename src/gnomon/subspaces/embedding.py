@@ -1,4 +1,4 @@
-"""Gradient embedding: coordinates in a public eigenspace, and what is left outside it, in one release."""
+"""Gradient embedding (GEP): coordinates in a public eigenspace and the residual outside it, in one release."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Any
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.clipping import EmbeddingAndResidual
+from gnomon.clipping import ClipRule, EmbeddingAndResidual
 from gnomon.errors import SettingError
-from gnomon.subspaces.basis import COORDINATES, Basis, StepContext
+from gnomon.subspaces.basis import COORDINATES, Basis, StepContext, Subspace
 from gnomon.subspaces.eigenspace import PublicEigenspace, SharedBasis
 from gnomon.updates import Updates
 from gnomon.updates.leaves import Residual
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding:
+class Embedding(Subspace):
     """Embedding and residual of GEP (Yu et al. 2021) as one vector.
 
-    The embedding is clipped to C, the residual to `residual` times C, and each gets noise in proportion (clip
-    rule `EmbeddingAndResidual`). Both come from the same batch, so they are one Gaussian release of a vector
-    whose two parts are at most C / sqrt(2) long each, and are scaled back after it.
+    The embedding is clipped to C, the residual to `residual` times C, and each gets noise in proportion (clip rule
+    `EmbeddingAndResidual`). Both come from the same batch, so they are one Gaussian release of a vector whose two
+    parts are at most `C / sqrt(2)` long each. The lift scales them back.
+
+    Args:
+        space: the public eigenspace; one for all parameters, from the first epoch on.
+        residual: the clip bound of the residual in units of that of the embedding.
 
     >>> import torch
     >>> public = (torch.randn(20, 3), torch.randint(0, 2, (20,)))
@@ -34,12 +38,14 @@ class Embedding:
     space: PublicEigenspace
     residual: float = 0.4
 
+    requires_clipped_coordinates = True
+
     def __post_init__(self) -> None:
         validate.positive("residual", self.residual)
         if self.space.start:
-            raise SettingError("start", self.space.start, "0 with a residual")
+            raise SettingError("start", self.space.start, "0 for a gradient embedding")
         if self.space.per_tensor:
-            raise SettingError("per_tensor", True, "one shared subspace for embeddings")
+            raise SettingError("per_tensor", True, "False for a gradient embedding, which has one shared subspace")
 
     @property
     def public(self) -> Any:
@@ -53,33 +59,37 @@ class Embedding:
         return self.space.key(context)
 
     def basis(self, context: StepContext) -> Basis:
-        inside = self.space.basis(context)
-        assert isinstance(inside, SharedBasis)
-        return EmbeddingBasis(inside, context.like, self.residual)
+        embedding = self.space.basis(context)
+        assert isinstance(embedding, SharedBasis)  # neither per_tensor nor start, which __post_init__ excludes
+        return EmbeddingBasis(embedding, context.like, EmbeddingAndResidual(self.residual).scales)
+
+    def clip_rule(self, rule: ClipRule) -> ClipRule:
+        return EmbeddingAndResidual(self.residual, rule)
 
 
-class EmbeddingBasis:
-    """The coordinates first, then the residual by parameter."""
+class EmbeddingBasis(Basis):
+    """The coordinates of the embedding as the first block, then the residual by parameter.
 
-    def __init__(self, inside: SharedBasis, like: Mapping[str, Tensor], residual: float) -> None:
-        self._inside, self._residual = inside, residual
-        self.like = {**inside.like, **like}
+    Args:
+        embedding: the basis of the public eigenspace.
+        like: the trainable parameters.
+        scales: the factors of embedding and residual that the clip rule applies and the lift divides by.
+    """
 
-    @property
-    def inside(self) -> SharedBasis:
-        """The public subspace alone, without the residual."""
-        return self._inside
+    def __init__(self, embedding: SharedBasis, like: Mapping[str, Tensor], scales: tuple[float, float]) -> None:
+        self.embedding, self._scales = embedding, scales
+        self.like = {**embedding.like, **like}
 
     def coordinates(self, updates: Updates) -> Updates:
-        inside = self._inside.coordinates(updates).leaves[COORDINATES]
-        values = inside.dense()  # (B, k)
-        parts = values @ self._inside.mixing.T  # (B, m)
-        outside = {
-            name: Residual(leaf, self._inside.public.leaves[name], parts) for name, leaf in updates.leaves.items()
+        embedding = self.embedding.coordinates(updates).leaves[COORDINATES]
+        values = embedding.dense()  # (B, k)
+        shares = values @ self.embedding.mixing.T  # (B, m): how much of each public gradient is in the embedding
+        residual = {
+            name: Residual(leaf, self.embedding.public.leaves[name], shares) for name, leaf in updates.leaves.items()
         }
-        return Updates({COORDINATES: inside, **outside}, updates.losses)
+        return Updates({COORDINATES: embedding, **residual}, updates.losses)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        back = EmbeddingAndResidual(self._residual).scales
-        lifted = self._inside.lift({COORDINATES: vector[COORDINATES] / back[0]})
-        return {name: lifted[name] + vector[name] / back[1] for name in lifted}
+        embedding_scale, residual_scale = self._scales
+        lifted = self.embedding.lift({COORDINATES: vector[COORDINATES] / embedding_scale})
+        return {name: lifted[name] + vector[name] / residual_scale for name in lifted}

@@ -1,4 +1,4 @@
-"""Random sparsification: a random part of the coordinates sits a step out."""
+"""Random sparsification: a random part of the parameters is left out of the updates and of the noise."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gnomon import validate
-from gnomon.subspaces.basis import Basis, StepContext
+from gnomon.subspaces.basis import Basis, StepContext, Subspace
 from gnomon.updates import Updates
 from gnomon.updates.leaves import Masked
 
 
 @dataclass(frozen=True)
-class RandomMask:
-    """Zeroes a fraction `rate` of the coordinates in every gradient and in the noise.
+class RandomMask(Subspace):
+    """A random mask that sets a fraction of the coordinates of every gradient, and of the noise, to zero.
 
-    The mask is common to all samples and drawn from public randomness, `refreshes` times an epoch. With
-    `cooling` the rate grows from 0 to `rate` over the run (Zhu and Blaschko 2023); else it is constant.
+    All samples share the mask, which is drawn from public randomness.
+
+    Args:
+        rate: the expected fraction of coordinates that are set to zero.
+        cooling: let the rate grow from 0 to `rate` over the run (Zhu and Blaschko 2023); default: constant.
+        refreshes: the number of masks per epoch.
 
     >>> RandomMask(0.3).name
     'random mask, rate 0.3'
@@ -40,12 +44,12 @@ class RandomMask:
         return context.step * self.refreshes // context.steps_per_epoch
 
     def rate_at(self, context: StepContext) -> float:
-        """The rate in force at a step."""
+        """Return the rate at a step."""
         if not self.cooling:
             return self.rate
         last = max(1, context.steps * self.refreshes // context.steps_per_epoch - 1)
-        done = context.step * self.refreshes // context.steps_per_epoch
-        return min(self.rate, self.rate * done / last)
+        current = context.step * self.refreshes // context.steps_per_epoch
+        return min(self.rate, self.rate * current / last)
 
     def basis(self, context: StepContext) -> Basis:
         rate = self.rate_at(context)
@@ -56,8 +60,8 @@ class RandomMask:
         return MaskBasis(context.like, masks)
 
 
-class MaskBasis:
-    """The coordinates that take part. Noise on the others is drawn and dropped."""
+class MaskBasis(Basis):
+    """The basis of the unmasked parameters. Noise on the masked ones is drawn too, and the lift drops it."""
 
     def __init__(self, like: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
         self.like, self._masks = like, masks

@@ -1,4 +1,4 @@
-"""A random subspace of given rank, orthonormal and never stored."""
+"""A random projection onto orthonormal directions that are never stored as a matrix."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from torch import Tensor
 from gnomon import validate
 from gnomon.randomness import NoiseSource
 from gnomon.sampling.draws import shuffle
-from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, in_coordinates
+from gnomon.subspaces.basis import COORDINATES, AmbientBasis, Basis, StepContext, Subspace, in_coordinates
 from gnomon.updates import Updates
 
-V = TypeVar("V")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class RandomProjection:
-    """`rank` random directions: random signs, then random real Fourier coefficients.
+class RandomProjection(Subspace):
+    """A projection onto random directions: random signs, then a random choice of real Fourier coefficients.
 
-    The directions are exactly orthonormal and cost O(p log p), where a Gaussian matrix with QR costs
-    O(p rank^2). They are drawn from public randomness, anew each step or, with `redraw=False`, once.
-    `start` is the first epoch that projects, counted from 0. With `per_tensor` every parameter tensor has `rank`
-    directions of its own, and tensors no larger than that stay whole.
+    The directions are orthonormal and cost O(p log p), where a Gaussian matrix with a QR decomposition costs
+    O(p rank^2). They are drawn from public randomness.
+
+    Args:
+        rank: the number of directions.
+        redraw: draw new directions in each step (default), instead of once for the run.
+        start: the first epoch that projects, counted from 0. Earlier epochs use all parameters.
+        per_tensor: give every parameter tensor `rank` directions of its own. Tensors no larger than that stay whole.
 
     >>> RandomProjection(800, per_tensor=True).name
     'random projection, rank 800, per tensor'
@@ -56,7 +60,7 @@ class RandomProjection:
         if not self.per_tensor:
             return self._drawn(context.like, context.randomness)
         alone = {name: {name: p} for name, p in context.like.items()}
-        return TensorParts(
+        return SeparateBases(
             {
                 name: AmbientBasis(like) if like[name].numel() <= self.rank else self._drawn(like, context.randomness)
                 for name, like in alone.items()
@@ -64,18 +68,24 @@ class RandomProjection:
         )
 
     def _drawn(self, like: Mapping[str, Tensor], randomness: NoiseSource) -> FourierBasis:
-        """A basis for these parameters together."""
+        """Draw a basis for these parameters together."""
         size = sum(p.numel() for p in like.values())
         signs = torch.where(randomness.uniform(size) < 0.5, -1.0, 1.0)
         return FourierBasis(like, signs, distinct(min(self.rank, size), size, randomness))
 
 
-class FourierBasis:
-    """Coordinates are some real Fourier coefficients of the sign-flipped vector."""
+class FourierBasis(Basis):
+    """The basis whose coordinates are some real Fourier coefficients of the update with random signs.
 
-    def __init__(self, shapes: Mapping[str, Tensor], signs: Tensor, chosen: Tensor) -> None:
-        first = next(iter(shapes.values()))
-        self._shapes = {name: value.shape for name, value in shapes.items()}
+    Args:
+        parameters: the trainable parameters.
+        signs: 1 or -1 for each parameter, (p,).
+        chosen: the positions of the coefficients, (k,).
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], signs: Tensor, chosen: Tensor) -> None:
+        first = next(iter(parameters.values()))
+        self._shapes = {name: value.shape for name, value in parameters.items()}
         self._signs, self._chosen = signs.to(first), chosen.to(first.device)
         self.like = {COORDINATES: first.new_zeros(len(chosen))}
 
@@ -91,19 +101,19 @@ class FourierBasis:
         return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
 
-class TensorParts:
-    """A basis for each parameter tensor, side by side."""
+class SeparateBases(Basis):
+    """The basis that consists of one basis for each parameter tensor."""
 
     def __init__(self, parts: Mapping[str, Basis]) -> None:
         self._parts = parts
         self.like = {name: _only(part.like) for name, part in parts.items()}
 
     def coordinates(self, updates: Updates) -> Updates:
-        seen = {
-            name: part.coordinates(Updates({name: updates.leaves[name]}, updates.losses))
+        leaves = {
+            name: _only(part.coordinates(Updates({name: updates.leaves[name]}, updates.losses)).leaves)
             for name, part in self._parts.items()
         }
-        return Updates({name: _only(one.leaves) for name, one in seen.items()}, updates.losses)
+        return Updates(leaves, updates.losses)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         lifted: dict[str, Tensor] = {}
@@ -112,29 +122,34 @@ class TensorParts:
         return lifted
 
 
-def _only(values: Mapping[str, V]) -> V:
-    (one,) = values.values()
-    return one
+def _only(values: Mapping[str, Value]) -> Value:
+    """Return the value of a mapping that has exactly one entry."""
+    (value,) = values.values()
+    return value
 
 
 def distinct(count: int, size: int, randomness: NoiseSource) -> Tensor:
-    """`count` different positions below `size`, each set of them equally likely.
+    """Draw `count` distinct positions below `size`; all sets of positions are equally likely.
 
-    >>> from gnomon.release import SeededNoise
+    >>> from gnomon.randomness import SeededNoise
     >>> sorted(distinct(3, 3, SeededNoise(0)).tolist())
     [0, 1, 2]
     """
     if 4 * count > size:
         return shuffle(size, randomness)[:count]
-    found = torch.empty(0, dtype=torch.long)
-    while len(found) < count:
+    positions = torch.empty(0, dtype=torch.long)
+    while len(positions) < count:
         more = (randomness.uniform(2 * count) * size).long()
-        found = torch.cat([found, more]).unique()
-    return found[shuffle(len(found), randomness)[:count]]
+        positions = torch.cat([positions, more]).unique()
+    return positions[shuffle(len(positions), randomness)[:count]]
 
 
 def fourier(rows: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """The real Fourier transform of each row as an orthogonal map: p numbers in, p numbers out, or the chosen ones.
+    """Return the real Fourier transform of each row as an orthogonal map, (B, p), or some of its coefficients.
+
+    Args:
+        rows: (B, p).
+        chosen: the positions of the coefficients to return (default: all).
 
     >>> x = torch.randn(2, 5, dtype=torch.float64)
     >>> torch.allclose(fourier(x).norm(dim=1), x.norm(dim=1)), torch.allclose(inverse_fourier(fourier(x)), x)
@@ -144,9 +159,9 @@ def fourier(rows: Tensor, chosen: Tensor | None = None) -> Tensor:
     """
     size = rows.shape[1]
     places = torch.arange(size, device=rows.device) if chosen is None else chosen
-    if not len(rows):  # some FFT libraries refuse to transform nothing
+    if not len(rows):  # some FFT libraries refuse an empty batch
         return rows.new_zeros(0, len(places))
-    ends, count = 2 - size % 2, (size - 1) // 2  # the first and, of an even number, the middle one are real
+    ends, count = 2 - size % 2, (size - 1) // 2  # real coefficients: the first and, for an even size, the middle one
     inner = (places - ends) % max(count, 1) + 1
     frequency = torch.where(places < ends, places * (size // 2), inner)
     imaginary = places >= ends + count
@@ -156,7 +171,7 @@ def fourier(rows: Tensor, chosen: Tensor | None = None) -> Tensor:
 
 
 def inverse_fourier(rows: Tensor) -> Tensor:
-    """Undoes `fourier`."""
+    """Return the inverse of `fourier` for all coefficients of each row, (B, p)."""
     size = rows.shape[1]
     ends, count = 2 - size % 2, (size - 1) // 2
     ends = min(ends, size)

@@ -1,4 +1,4 @@
-"""The way of records into training: what could not be private is refused before anything is released."""
+"""Admission of records to training: models and records that cannot be private are refused before any release."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from torch.utils import _pytree as pytree
 
 from gnomon.accounting import Sampling
 from gnomon.data import Loader
+from gnomon.errors import StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
-from gnomon.training.checks.independence import FEW, Coordinates, enough, few, refuse_dependence, refuse_padding
-from gnomon.training.checks.model import refuse_batch_norm, refuse_distributed, refuse_max_norm, refuse_overlap
-from gnomon.updates import Loss
-from gnomon.updates.forward import DoesNotFit
-from gnomon.updates.gradients import batch_size
+from gnomon.training.checks.independence import FEW, CoordinateMap, enough, few, refuse_dependence, refuse_padding
+from gnomon.training.checks.model import check_model, refuse_overlap
+from gnomon.updates import Layouts, Loss
 from gnomon.updates.snapshot import untouched
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import ModelInputError, batch_size, take_rows, tensors
 
 
-class Seen(NamedTuple):
-    """What a check was about: a method, a loss, the modules of the model, and which of them were in training mode."""
+class _Checked(NamedTuple):
+    """The subject of a check: method, loss, modules of the model, and which modules were in training mode."""
 
     method: Method
     loss: Loss
     modules: tuple[nn.Module, ...]
     modes: tuple[bool, ...]
 
-    def same(self, other: Seen) -> bool:
-        """Whether the check need not be made again."""
+    def same(self, other: _Checked) -> bool:
+        """Return whether a check of this is also a check of the other."""
         return self.method is other.method and self._otherwise_same(other) and self.modes == other.modes
 
-    def exchanged(self, other: Seen) -> str | None:
-        """What is another one there and could mix samples, or know them; None where a check says as much as it did."""
+    def exchanged(self, other: _Checked) -> str | None:
+        """Return the part of the other that no check has covered and that could mix samples, or None."""
         if self.method is not other.method and not _alike(self.method.update, other.method.update):
             return f"the update of method '{other.method.name}'"
         if other.method.public is not None and other.method.public is not self.method.public:
@@ -47,22 +46,28 @@ class Seen(NamedTuple):
             return "the loss"
         return None if self._otherwise_same(other) else "a module of the model"
 
-    def _otherwise_same(self, other: Seen) -> bool:
+    def _otherwise_same(self, other: _Checked) -> bool:
         if self.loss is not other.loss or len(self.modules) != len(other.modules):
             return False
         return all(one is two for one, two in zip(self.modules, other.modules, strict=True))
 
 
 def _alike(one: Update, two: Update) -> bool:
-    """Whether two updates are the same code, maybe with other numbers."""
+    """Return whether two updates run the same code, possibly with other numbers."""
     return one == two or (dataclasses.is_dataclass(one) and type(one) is type(two))
 
 
 class Admission:
-    """Checks a model and its records together, once for each method and loss, and names the records to the ledger.
+    """Checks a model together with its records, once per method and loss, and identifies the records to the ledger.
 
-    Records that also occur in `leave_out` count for nothing; `left_out` says how many there were. An `example` stands
-    for the records in the check of the model where it shows enough.
+    Args:
+        model: the model.
+        sampler: the declared sampling scheme.
+        ledger_session: the session that the records are entered in.
+        leave_out: records that are drawn and count for nothing; `left_out` is their number among the admitted ones.
+        example: made-up records to check the model with instead of private ones, if they are sufficient.
+        coordinates: returns the map to the coordinates in which a method clips, or None.
+        layouts: a cache of model layouts.
 
     >>> from gnomon.accounting import Account, FullBatch
     >>> from gnomon.methods import dp_sgd
@@ -82,40 +87,46 @@ class Admission:
         *,
         leave_out: Any = None,
         example: tuple[Any, Any] | None = None,
-        coordinates: Callable[[Method], Coordinates | None] = lambda method: None,
+        coordinates: Callable[[Method], CoordinateMap | None] = lambda method: None,
+        layouts: Layouts | None = None,
     ) -> None:
         self.model, self.sampler, self.ledger_session = model, sampler, ledger_session
         self.coordinates = coordinates
+        self.layouts = layouts or Layouts()
         self.leave_out, self.left_out = leave_out, 0
         self.example = example
-        self._checked: Seen | None = None
-        self._admitted: Seen | None = None
+        self._checked: _Checked | None = None
+        self._admitted: _Checked | None = None
         self._shapes = set() if example is None else {_shape(example)}
         self._collated = False
-        """Whether a batch of another shape than the records and the example has been checked."""
+        """Whether a batch with another shape than the records and the example has been checked."""
 
     def check(self, method: Method, loss: Loss, inputs: Any, targets: Any, name: str = "example") -> None:
-        """Refuses a model or a loss that mixes samples, as far as these records show it, or that cannot take them."""
+        """Refuse a model or loss that mixes samples, as far as these records show it, or that does not accept them."""
         try:
             refuse_dependence(
                 self.model,
                 _naming(loss, name),
-                method.update,
+                method.update_with(self.layouts),
                 inputs,
                 targets,
-                rule=method.clip,
+                rule=method.clip_rule,
                 coordinates=self.coordinates(method),
             )
-        except DoesNotFit as error:
-            raise DoesNotFit(f"{name} and model do not go together: {error}") from error
+        except ModelInputError as error:
+            raise ModelInputError(f"{name} and model do not fit together: {error}") from error
         if enough(inputs, targets):
             self._checked = self._now(method, loss)
 
     def admit(self, train: Any, method: Method, loss: Loss) -> Loader:
-        """The records that training may draw."""
-        refuse_distributed(self.model)
-        refuse_batch_norm(self.model)
-        refuse_max_norm(self.model)
+        """Return the records that training may draw.
+
+        Raises:
+            NotPrivate: the model mixes samples.
+            SettingError: the records do not fit the sampling scheme, or public records are among them.
+            LedgerError: the budget of the data set cannot pay for the run.
+        """
+        check_model(self.model)
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
         loader = Loader(train, "train", device)
         check_size(self.sampler, len(loader))
@@ -133,54 +144,54 @@ class Admission:
         return used
 
     def check_collated(self, method: Method, loss: Loss, inputs: Any, targets: Any) -> None:
-        """Checks a batch that the caller may have collated, once for each shape of its records.
+        """Check a batch that the caller may have collated, once per shape of its records.
 
-        An example shows neither what a collated batch holds nor how its length follows its longest record.
+        An example shows neither the contents of a collated batch nor that its length follows the longest record.
         """
         shape = _shape((inputs, targets))
         if shape in self._shapes or batch_size(inputs) < 2:
             return
-        with untouched(self.model, parameters=True, loss=loss):  # no cache stays filled from records of a step
+        with untouched(self.model, parameters=True, loss=loss):  # so that no cache stays filled from records of a step
             if not self._collated:
                 some = take_rows((inputs, targets), slice(FEW))
                 self.check(method, loss, some[0], some[1], name="batch")
                 self._collated = True
-            refuse_padding(self.model, loss, method.update, inputs, targets)
+            refuse_padding(self.model, loss, method.update_with(self.layouts), inputs, targets)
         self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:
-        """Refuses what was put in the place of what was there when the records were admitted."""
+        """Refuse a method, loss or module that was replaced since the records were admitted."""
         now = self._now(method, loss)
         if self._admitted is not None and (what := self._admitted.exchanged(now)):
-            raise RuntimeError(
-                f"{what} was exchanged since the records were handed over, and nobody has checked the new one with "
-                "them: call batches(train) or fit(train) again"
+            raise StateError(
+                f"{what} was replaced since the records were admitted, and the new one has not been checked with them: "
+                "call batches(train) or fit(train) again"
             )
 
-    def _now(self, method: Method, loss: Loss) -> Seen:
+    def _now(self, method: Method, loss: Loss) -> _Checked:
         modules = tuple(self.model.modules())
-        training = self.model.training  # else training begins by putting all in training mode
-        return Seen(method, loss, modules, tuple(one.training or not training for one in modules))
+        training = self.model.training  # otherwise training starts by putting all modules into training mode
+        return _Checked(method, loss, modules, tuple(one.training or not training for one in modules))
 
     def _some(self, loader: Loader) -> tuple[Any, Any]:
-        """A few records to check: the example, unless it shows too little."""
+        """Return a few records for the check: the example if it is sufficient, else private records."""
         if self.example is not None and enough(*self.example):
             return self.example
-        return few(loader, shuffle(len(loader), SecureNoise()))  # leaves a seeded source where it was
+        return few(loader, shuffle(len(loader), SecureNoise()))  # does not advance a seeded source
 
 
 def _shape(tree: Any) -> tuple[Any, ...]:
-    """The shapes and types of one record's tensors."""
+    """Return the shapes and types of the tensors of one record."""
     return tuple((t.shape[1:], t.dtype) for t in tensors(tree))
 
 
 def _naming(loss: Loss, name: str) -> Loss:
-    """The loss, with an error that names targets of a type that it does not take where it takes whole numbers."""
+    """Return the loss with errors that name the targets, if their type or range is the cause."""
 
     def takes_whole(outputs: Any, targets: Any) -> bool:
         try:
             loss(outputs, pytree.tree_map_only(Tensor, Tensor.long, targets))
-        except Exception:  # then the type is not what it fails on
+        except Exception:  # the type of the targets is not the cause
             return False
         return True
 
@@ -190,8 +201,8 @@ def _naming(loss: Loss, name: str) -> Loss:
         except IndexError as error:
             scores = f"{outputs.shape[1]} scores" if isinstance(outputs, Tensor) and outputs.dim() > 1 else "its scores"
             raise ValueError(
-                f"the loss fails on the targets of {name}: the model gives {scores} a record, and a target lies "
-                "outside them: give a model with as many outputs as there are classes"
+                f"the loss fails on the targets of {name}: the model gives {scores} per record, and a target lies "
+                "outside them; use a model with as many outputs as there are classes"
             ) from error
         except RuntimeError as error:
             kinds = [str(t.dtype).removeprefix("torch.") for t in tensors(targets) if t.dtype is not torch.int64]
@@ -199,7 +210,7 @@ def _naming(loss: Loss, name: str) -> Loss:
                 raise
             raise TypeError(
                 f"the loss fails on the targets of {name}, which have type {kinds[0]}: if they are classes, "
-                "give targets.long()"
+                "pass targets.long()"
             ) from error
 
     setattr(named, "__wrapped__", loss)  # noqa: B010 - names of what the loss keeps begin at the loss itself

@@ -1,4 +1,4 @@
-"""Averages of iterates: exponential, or of all of them, each weighted by its step size, as convex theory has it."""
+"""Averages of the weights over steps: exponential, or weighted by step sizes as in convex optimisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gnomon import validate
 
 
 class StepWeighted:
-    """`sum eta_t w_t / sum eta_t`, one term at a time."""
+    """The running average `sum eta_t w_t / sum eta_t` of iterates w_t with step sizes eta_t."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._seen = optimizer, -1
@@ -20,15 +20,15 @@ class StepWeighted:
 
     def __call__(self, averaged: tuple[Tensor, ...] | list[Tensor], current: object, count: Tensor | int) -> None:
         rate = float(self._optimizer.param_groups[0]["lr"])
-        if int(count) != self._seen:  # called once for each kind of tensor
+        if int(count) != self._seen:  # called once per data type
             self._seen = int(count)
             self.total += rate
         for mean, value in zip(averaged, current, strict=True):  # type: ignore[call-overload]
-            mean.lerp_(value, rate / float(self.total) if self.total else 1.0)  # a warm-up may begin at 0
+            mean.lerp_(value, rate / float(self.total) if self.total else 1.0)  # a warm-up may start at 0
 
 
 def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
-    """A copy of the model that follows the average of its iterates.
+    """Return a copy of the model that follows the step-weighted average of its iterates.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -43,12 +43,12 @@ def step_average(model: nn.Module, optimizer: Optimizer) -> AveragedModel:
     weighted = StepWeighted(optimizer)
     average = AveragedModel(model, multi_avg_fn=weighted)
     average.register_buffer("step_total", weighted.total)
-    average.n_averaged.fill_(1)  # the start is replaced by the first term
+    average.n_averaged.fill_(1)  # the first term replaces the initial weights
     return average
 
 
 def averaging(model: nn.Module, optimizer: Optimizer, decay: float | None, always: bool) -> AveragedModel | None:
-    """The average that was asked for: exponential with `decay`, else that of all iterates if `always`, else none.
+    """Return the average that a run keeps: exponential with `decay`, else of all iterates if `always`, else None.
 
     >>> model = nn.Linear(1, 1)
     >>> averaging(model, torch.optim.SGD(model.parameters(), lr=1.0), None, always=False) is None

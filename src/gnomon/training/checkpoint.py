@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to go on, except randomness.
+"""Checkpoints: everything a run needs to continue, except randomness.
 
 A checkpoint is `checkpoint.json` and the tensor file that it names. The JSON file is replaced last and in one piece, so
-there is always one whole checkpoint. The noise source is never stored: the same noise on another batch would give
-people away. Steps are counted by the ledger, not by the checkpoint: what was reserved after it was written is spent.
+there is always one complete checkpoint. The noise source is never stored: the same noise on another batch would reveal
+records. Steps are counted by the ledger, not by the checkpoint: steps reserved after it was written are spent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from gnomon.files import write_whole
+from gnomon.errors import GnomonError
+from gnomon.files import write_atomic
 from gnomon.ledger import Head, LedgerError
 from gnomon.training.packing import pack, unpack, untied
 from gnomon.training.trainer import Trainer
 
 NAME = "checkpoint.json"
-FORMAT = 1
+FORMAT = 2
 RESUMED = "Resumed at step"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(GnomonError, ValueError):
     """A checkpoint that is missing, damaged, or does not belong to this run.
 
     >>> raise CheckpointError("run/checkpoint.json is missing")
@@ -40,7 +41,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read: plain facts, and tensors."""
+    """A checkpoint as read from disk: plain values, and tensors."""
 
     path: Path
     facts: dict[str, Any]
@@ -56,7 +57,15 @@ class Checkpoint:
 
 
 def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
-    """Write a checkpoint; the one before stays whole until this one is. `notes` are plain values to keep with it.
+    """Write a checkpoint. The previous one stays complete until this one is.
+
+    Args:
+        trainer: the Trainer; it needs a ledger.
+        folder: the folder of the run.
+        **notes: plain values to store with the checkpoint.
+
+    Raises:
+        CheckpointError: the Trainer has no ledger.
 
     >>> import tempfile, torch
     >>> from gnomon.ledger import Ledger
@@ -73,8 +82,8 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
     """
     if trainer.ledger_session.ledger is None or not trainer.ledger_session.run:
         raise CheckpointError(
-            "only a run with a ledger can go on later: nobody would know how many steps this one had released. Give "
-            "the Trainer a ledger; a run with seeded noise is repeated instead"
+            "only a run with a ledger can be resumed: without it the number of released steps is unknown. Pass a "
+            "ledger to the Trainer; a run with seeded noise is repeated instead"
         )
     trainer.engine.verify_contents()
     tensors: dict[str, Tensor] = {}
@@ -86,7 +95,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
         "run": trainer.ledger_session.run,
         "ledger": str(trainer.ledger_session.ledger.path.absolute()),
         "head": str(trainer.ledger_session.head()),
-        "sampler_position": "not kept: drawn anew; the rest of a shuffled epoch counts as taken",
+        "sampler_position": "not stored: batches are drawn again; the rest of a shuffled epoch counts as taken",
         "settings": _settings(trainer),
         "tensors": f"checkpoint-{trainer.account.steps}-{os.urandom(4).hex()}.safetensors",
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -94,13 +103,13 @@ def save_checkpoint(trainer: Trainer, folder: Path, **notes: Any) -> None:
         "resumed": [note for note in trainer.notes if note.startswith(RESUMED)],
         "notes": notes,
     }
-    write_whole(folder / facts["tensors"], content)
-    write_whole(folder / NAME, json.dumps(facts, indent=1).encode())
+    write_atomic(folder / facts["tensors"], content)
+    write_atomic(folder / NAME, json.dumps(facts, indent=1).encode())
     remove_checkpoint(folder, but=facts["tensors"])
 
 
 def remove_checkpoint(folder: Path, but: str = "") -> None:
-    """Remove checkpoints; with `but`, all tensor files except that one."""
+    """Remove checkpoints; with `but`, only the tensor files with other names."""
     if not but:
         (folder / NAME).unlink(missing_ok=True)
     for old in folder.glob("checkpoint-*.safetensors"):
@@ -109,18 +118,21 @@ def remove_checkpoint(folder: Path, but: str = "") -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a folder, checked against its hash.
+    """Return the checkpoint of a folder, checked against its hash.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or has another format.
 
     >>> read_checkpoint(Path("nowhere"))
     Traceback (most recent call last):
-    gnomon.training.checkpoint.CheckpointError: nowhere/checkpoint.json is missing: nowhere holds no run that can go on
+    gnomon.training.checkpoint.CheckpointError: nowhere/checkpoint.json is missing: nowhere holds no run to resume
     """
     path = folder / NAME
     try:
         facts = json.loads(path.read_text())
         tensors = (folder / facts["tensors"]).read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} is missing: {folder} holds no run that can go on") from None
+        raise CheckpointError(f"{error.filename} is missing: {folder} holds no run to resume") from None
     except (OSError, json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error!r}): restore it from a copy") from None
     if facts.get("format") != FORMAT:
@@ -134,9 +146,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> int:
-    """Put a run's state into a Trainer of the same settings and take it up in its ledger; steps that count as taken.
+    """Restore the state of a run into a Trainer with the same settings, and reopen the run in its ledger.
 
-    Refused: other settings, other data, a ledger that was edited or does not reach as far as the checkpoint.
+    Args:
+        trainer: a new Trainer with the settings of the run.
+        checkpoint: what `read_checkpoint` returned.
+        train: the training records of the run.
+
+    Returns:
+        The number of steps that count as taken: those of the checkpoint, and those reserved after it.
+
+    Raises:
+        CheckpointError: the settings differ, or the ledger was edited or ends before the checkpoint.
+        LedgerError: the records differ.
 
     >>> import tempfile, torch
     >>> from gnomon.ledger import Ledger
@@ -159,17 +181,17 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, train: Any) -> 
     _refuse_other_settings(facts["settings"], _settings(trainer), checkpoint.path)
     ledger = trainer.ledger_session.ledger
     if ledger is None:
-        raise CheckpointError("a run goes on only with its ledger and with noise that is not seeded")
+        raise CheckpointError("a run can be resumed only with its ledger and with noise that is not seeded")
     try:
         ledger.verify(checkpoint.head)
     except LedgerError as error:
-        raise CheckpointError(f"{checkpoint.path} does not fit its ledger, or is ahead of it: {error}") from None
+        raise CheckpointError(f"{checkpoint.path} does not match its ledger, or is ahead of it: {error}") from None
     if ledger.run(facts["run"]).reserved < checkpoint.step:
         raise CheckpointError(f"{checkpoint.path} is at step {checkpoint.step}, ahead of what its ledger has reserved")
-    steps = trainer.ledger_session.resume(facts["run"], train)  # refuses other data before anything is taken over
+    steps = trainer.ledger_session.resume(facts["run"], train)  # refuses other data before any state is restored
     if steps > trainer.account.steps:
         trainer.account.charge(steps - trainer.account.steps)
-    trainer.draw_anew()
+    trainer.sampling.restart()
     try:
         trainer.check(train)
     except BaseException:
@@ -197,15 +219,8 @@ def _state(trainer: Trainer) -> dict[str, Any]:
 
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
-    """What must be the same when a run goes on."""
-    account = trainer.account.to_dict()
-    del account["steps"]
-    return account | {
-        "steps": trainer.plan.last,
-        "delta": trainer.plan.delta,
-        "max_grad_norm": trainer.max_grad_norm,
-        "expected_batch_size": trainer.expected_batch_size,
-        "method": trainer.method.describe(),
+    """Return the settings that must be the same when a run is resumed."""
+    return trainer.mechanism.to_dict() | {
         "optimizer": type(trainer.optimizer).__name__,
         "scheduler": None if trainer.scheduler is None else type(trainer.scheduler).__name__,
         "scheduler_every": trainer.scheduler_every,
@@ -218,6 +233,6 @@ def _refuse_other_settings(then: dict[str, Any], now: dict[str, Any], path: Path
     for name, value in now.items():
         if then.get(name) != value:
             raise CheckpointError(
-                f"{name} = {value!r} is not what the run of {path} started with, {then.get(name)!r}: go on with the "
+                f"{name} = {value!r} differs from that of the run of {path}, {then.get(name)!r}: resume it with the "
                 "same settings, or start another run"
             )

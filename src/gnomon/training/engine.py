@@ -15,36 +15,37 @@ from typing import Any, NamedTuple, TypeVar, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gnomon import validate
 from gnomon.clipping import ClipRule
+from gnomon.errors import StateError
 from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Ambient, Basis, StepContext
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
-from gnomon.training.checks.independence import Coordinates, refuse_touched
+from gnomon.training.checks.independence import CoordinateMap, refuse_touched
+from gnomon.training.mechanism import Mechanism
 from gnomon.training.metrics import Metrics, StepMetrics
 from gnomon.training.observer import Observer, StepView
 from gnomon.training.placement import Placed, multiple, place
-from gnomon.updates import Loss, Updates, per_sample
+from gnomon.updates import Layouts, Loss, Updates, per_sample
 from gnomon.updates.exact import exact_products
 from gnomon.updates.snapshot import Snapshot, untouched
 from gnomon.updates.trees import take_rows
 
-Step = TypeVar("Step", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Release(NamedTuple):
-    """What one step has released. All of it may be published.
+    """The release of one step. All of it may be published.
 
     Attributes:
         coordinates: the noisy mean in the coordinates of the basis.
-        extra: values that were released beside the update by name, such as the mean loss.
-        basis: the basis of the step, made of public records and released weights.
+        extra: values released beside the update, by name, such as the mean loss.
+        basis: the basis of the step, computed from public records and released weights.
 
-    >>> from gnomon.methods import dp_sgd
-    >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
-    ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    >>> from gnomon.sampling import Poisson
+    >>> mechanism = Mechanism(Poisson(0.01), noise_multiplier=1.0, expected_batch_size=8, steps=100, delta=1e-5)
+    >>> step = PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), mechanism)
     >>> sorted(step.release().coordinates), step.metrics["unprotected/batch"]
     (['bias', 'weight'], 0)
     """
@@ -65,8 +66,8 @@ class _OpenStep:
     batches: int = field(default=0)
 
 
-def _closed_on_error(function: Step) -> Step:
-    """Discard the open step if it fails: model and loss may hold what it read off records."""
+def _closed_on_error(function: Function) -> Function:
+    """Discard the open step on an error: model and loss may hold values computed from records."""
 
     @functools.wraps(function)
     def guarded(self: PrivateStep, *args: Any, **kwargs: Any) -> Any:
@@ -76,43 +77,37 @@ def _closed_on_error(function: Step) -> Step:
             self.discard()
             raise
 
-    return cast(Step, guarded)
+    return cast(Function, guarded)
 
 
 class PrivateStep:
     """One private step after another on a model: `accumulate` physical batches, then `release` once.
 
     The engine computes per-sample updates, projects, clips, sums and adds noise. It does not sample, log, schedule or
-    checkpoint, and it counts nothing but its own steps: the caller draws batches as its accounting says, and `charge`
-    is called before the noise of a step is drawn.
+    checkpoint, and it counts only its own steps: the caller draws batches as its accounting says, and `charge` is
+    called before the noise of a step is drawn.
 
     Guarantees, for records that do not interact in the model: one record moves the sum of a step by at most
-    `max_grad_norm`; noise of standard deviation `noise_multiplier * max_grad_norm` is added once per release, also if
-    no record came; the result is divided by the declared `expected_batch_size`.
+    `max_grad_norm`; noise of standard deviation `noise_multiplier * max_grad_norm` is added once per release, also to
+    an empty batch; the result is divided by the declared `expected_batch_size`.
 
     Args:
         model: the model; its trainable parameters are those of now.
-        loss: maps (outputs, targets) to one number a sample.
-        method: the composition of stages.
-        max_grad_norm: the clip bound C.
-        noise_multiplier: the standard deviation of the noise in units of C.
-        expected_batch_size: the declared divisor.
-        noise: source of noise and of random bases (default: secure).
+        loss: maps (outputs, targets) to one number per sample.
+        mechanism: the method, clip bound, noise, divisor and length. Sampling is the caller's business.
+        noise: the source of noise and of random bases (default: secure).
         charge: called before the noise of each step is drawn.
-        steps: the planned number of steps; bases may depend on it.
-        steps_per_epoch: the number of steps in an epoch; bases may be renewed by epoch.
-        last_step: the step in which all state of model and loss is compared by content (default: `steps`).
         max_physical_batch_size: batches are padded up to this size at most.
         untrusted_weights: the weights come from somebody who sees whether a step succeeds. A record on which the model
-            fails then adds nothing, and state that a forward pass changed is put back without an error.
-        observers: called once a step with a view of its first physical batch.
+            fails then adds nothing, and state that a forward pass changed is restored without an error.
+        observers: called once per step with a view of its first physical batch.
         door: factory of the release mechanism.
 
     >>> import torch
-    >>> from gnomon.methods import dp_sgd
+    >>> from gnomon.sampling import Poisson
     >>> model = nn.Linear(2, 2)
-    >>> step = PrivateStep(model, nn.CrossEntropyLoss(reduction="none"), dp_sgd(),
-    ...                    max_grad_norm=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    >>> mechanism = Mechanism(Poisson(0.01), noise_multiplier=1.0, expected_batch_size=8, steps=100, delta=1e-5)
+    >>> step = PrivateStep(model, nn.CrossEntropyLoss(reduction="none"), mechanism)
     >>> step.accumulate(torch.randn(8, 2), torch.randint(0, 2, (8,)))
     >>> release = step.release()
     >>> step.apply(release, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -124,43 +119,34 @@ class PrivateStep:
         self,
         model: nn.Module,
         loss: Loss,
-        method: Method,
+        mechanism: Mechanism,
         *,
-        max_grad_norm: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         noise: NoiseSource | None = None,
         charge: Callable[[], None] = lambda: None,
-        steps: int = 1,
-        steps_per_epoch: int = 1,
-        last_step: int | None = None,
         max_physical_batch_size: int | None = None,
         untrusted_weights: bool = False,
         observers: Sequence[Observer] = (),
         door: Callable[..., Door] | None = None,
     ) -> None:
-        self.model, self.loss, self.method = model, per_sample(loss), method
-        self.max_grad_norm = max_grad_norm
-        self.noise_multiplier = noise_multiplier
-        self.expected_batch_size = validate.positive("expected_batch_size", expected_batch_size)
+        self.model, self.loss, self._mechanism = model, per_sample(loss), mechanism
         self.noise = noise or SecureNoise()
         self.charge = charge
-        self.steps, self.steps_per_epoch = steps, steps_per_epoch
-        self.last_step = steps if last_step is None else last_step
         self.max_physical_batch_size = max_physical_batch_size
         self.untrusted_weights = untrusted_weights
         self.observers = tuple(observers)
         self.taken = 0
-        """How many steps were released, or count as such after a restart."""
+        """The number of steps that were released, or count as released after a restart."""
         self.metrics: Metrics = {}
-        """Unprotected statistics of the last step that was released, for the data holder only."""
+        """Unprotected statistics of the last released step, for the data holder only."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._door = door
+        self.layouts = Layouts()
+        """The cache of layouts of the model, for every computation of updates in the run."""
         self._open: _OpenStep | None = None
         self._basis: tuple[Hashable, Basis] | None = None
         self._checked_rule: ClipRule | None = None
         self._snapshot: tuple[Loss, Snapshot] | None = None
-        self._multiple, self._order = multiple(self.expected_batch_size), ordering(self.noise)
+        self._multiple, self._order = multiple(mechanism.expected_batch_size), ordering(self.noise)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -170,30 +156,30 @@ class PrivateStep:
         """Add the clipped updates of one physical batch to the sum of the open step.
 
         Raises:
-            NotPrivate: the clip rule looks at other samples.
-            RuntimeError: parameters were frozen, thawed or replaced since the engine was made.
+            NotPrivate: the clip rule weighs a sample by other samples.
+            StateError: parameters were frozen, unfrozen or replaced since the engine was created.
         """
-        step = self._begun()
+        step = self._started()
         for updates, counts in self._updates(inputs, targets):
             seen = self._as_clipped(step.basis, updates, self.noise)
             records = counts.nonzero().squeeze(1)
-            admitted = step.door.admit(seen, self.method.clip, counts).select(records)
+            admitted = step.door.admit(seen, self.method.clip_rule, counts).select(records)
             if self.observers and not step.batches:  # the first physical batch stands for the step
                 view = self._view(self.context(), step.basis, updates.select(records), admitted)
                 for observe in self.observers:
                     observe(view)
             step.batches += 1
-            step.metrics.see(updates.losses[records], admitted)
+            step.metrics.add(updates.losses[records], admitted)
 
     @_closed_on_error
     @exact_products()
     def release(self) -> Release:
-        """Add noise to the sum of the open step, and return what may be published.
+        """Add noise to the sum of the open step and return the release, which may be published.
 
         Raises:
-            NotPrivate: model or loss kept something that they read off the records.
+            NotPrivate: a forward pass changed state of model or loss.
         """
-        step = self._begun()
+        step = self._started()
         if touched := step.snapshot.changed():
             step.snapshot.restore()
             if not self.untrusted_weights:
@@ -201,104 +187,122 @@ class PrivateStep:
         released = step.door.release()
         self._open, self.metrics = None, step.metrics.record()
         self.taken += 1
-        extra = getattr(step.basis, "extra", None)
-        return Release(
-            self.method.route.lifted_coordinates(step.basis, released),
-            {} if extra is None else extra(released),
-            step.basis,
-        )
+        coordinates = self.method.route.lifted_coordinates(step.basis, released)
+        return Release(coordinates, step.basis.extra(released), step.basis)
 
     @exact_products()
     def apply(self, release: Release, optimizer: Optimizer) -> None:
-        """Move the model by what was released. This is post-processing: it reads no record."""
-        sign = -1.0 if self.method.displaces else 1.0  # a displacement says where to go, not how steep it is
+        """Move the model by a release. This is post-processing: it reads no record."""
+        sign = -1.0 if self.method.displaces else 1.0  # a displacement points where to go, a gradient uphill
         self.method.step.move(self.parameters, release.basis, release.coordinates, optimizer, sign)
 
     def discard(self) -> None:
-        """Drop the open step without a release, and put back what it changed in model and loss."""
+        """Drop the open step without a release, and restore the state of model and loss."""
         if self._open is not None and self._open.snapshot.pending:
             self._open.snapshot.restore()
         self._open = None
 
     def preview(self, inputs: Any, targets: Any, *, step: int | None = None) -> StepView:
-        """Return what a step on these records would look like, without taking it. The view is private.
+        """Return a view of a step on these records without taking it. The view is private.
 
-        Nothing is charged or released, and neither the run's noise nor the state of model and loss moves. Without a
-        number it is the step after the last one that is planned.
+        Nothing is charged or released; the noise source of the run and the state of model and loss do not change.
+
+        Args:
+            inputs: the inputs of the records.
+            targets: their targets.
+            step: the number of the step (default: the step after the last planned one).
         """
-        own = SecureNoise()  # a new basis may need public randomness, and must not take it from the run's
-        context = dataclasses.replace(self.context(), step=self.steps if step is None else step, randomness=own)
+        own = SecureNoise()  # a basis may draw public randomness, which must not come from the source of the run
+        number = self.mechanism.steps if step is None else step
+        context = dataclasses.replace(self.context(), step=number, randomness=own)
         with untouched(self.model):
             basis = self.method.subspace.basis(context)
-            updates = self.method.update(self.model, self.loss, inputs, targets)
-        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip, self.max_grad_norm)
+            updates = self._update(self.model, self.loss, inputs, targets)
+        admitted = admission(self._as_clipped(basis, updates, own), self.method.clip_rule, self.mechanism.max_grad_norm)
         return self._view(context, basis, updates, admitted)
 
     # -- what surrounds it -----------------------------------------------------------------------
 
     def context(self) -> StepContext:
-        """Return where training stands: released weights and public numbers, nothing private."""
-        return StepContext(self.model, self.loss, self.taken, self.steps_per_epoch, self.steps, self.noise)
+        """Return the context of the next step: released weights and public numbers, nothing private."""
+        mechanism = self.mechanism
+        return StepContext(
+            self.model, self.loss, self.taken, mechanism.steps_per_epoch, mechanism.steps, self.noise, self.layouts
+        )
 
     @property
     def basis(self) -> Basis | None:
-        """The basis of the last step that was begun."""
+        """The basis of the last step that was started."""
         return None if self._basis is None else self._basis[1]
 
-    def exchange(self, method: Method) -> None:
-        """Use another method from the next step on. The caller has checked that it costs the same."""
-        self.method, self._basis = method, None
+    @property
+    def mechanism(self) -> Mechanism:
+        """The method, clip bound, noise, divisor and length of the steps. `exchange` replaces it."""
+        return self._mechanism
 
-    def trial_coordinates(self, method: Method) -> Coordinates | None:
-        """Return how a method looks at updates before it clips them, for a check; None if as they are."""
+    @property
+    def method(self) -> Method:
+        """The composition of stages."""
+        return self.mechanism.method
+
+    @property
+    def _update(self) -> Callable[..., Updates]:
+        return self.method.update_with(self.layouts)
+
+    def exchange(self, mechanism: Mechanism) -> None:
+        """Use another mechanism from the next step on, such as that of `Mechanism.with_method`."""
+        self._mechanism, self._basis = mechanism, None
+
+    def trial_coordinates(self, method: Method) -> CoordinateMap | None:
+        """Return the map to the coordinates in which a method clips, for a check; None if it clips plain updates."""
         if not method.route.clips_coordinates or isinstance(method.subspace, Ambient):
             return None
-        # a new basis may need public randomness, and must not take it from the run's
+        # a basis may draw public randomness, which must not come from the source of the run
         return method.subspace.basis(dataclasses.replace(self.context(), randomness=SecureNoise())).coordinates
 
     def verify_contents(self) -> None:
-        """Refuse a large tensor that was written since its contents were last read, unseen by torch's own count."""
+        """Refuse a large tensor whose contents changed without an increase of torch's version counter."""
         if self._snapshot is not None and (touched := self._snapshot[1].verify_contents()):
             refuse_touched(touched)
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a restarted engine needs to go on. Noise and row order are never stored."""
+        """Return the state that a restarted engine needs. Noise and row order are never stored."""
         return {"taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where another engine stopped."""
+        """Continue from the state of another engine."""
         self.discard()
         self.taken, self._basis = int(state["taken"]), None
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _begun(self) -> _OpenStep:
-        """The open step; a new one if there is none."""
+    def _started(self) -> _OpenStep:
+        """Return the open step, or start one."""
         if self._open is not None:
             return self._open
         now = {name: id(p) for name, p in self.model.named_parameters() if p.requires_grad}
         if now != {name: id(p) for name, p in self.parameters.items()}:
-            raise RuntimeError(
-                "parameters were frozen, thawed or replaced since this Trainer or PrivateStep was made, and it would "
-                "not follow: make another"
+            raise StateError(
+                "parameters were frozen, unfrozen or replaced since this Trainer or PrivateStep was created, which "
+                "does not follow such changes: create another one"
             )
-        basis, route = self._basis_now(), self.method.route
+        basis, route = self._current_basis(), self.method.route
         door = (self._door or Door)(
             route.release_shape(basis, {name: p.detach() for name, p in self.parameters.items()}),
-            max_grad_norm=min(self.max_grad_norm, sys.float_info.max),
-            noise_multiplier=self.noise_multiplier,
-            expected_batch_size=self.expected_batch_size,
+            max_grad_norm=min(self.mechanism.max_grad_norm, sys.float_info.max),
+            noise_multiplier=self.mechanism.noise_multiplier,
+            expected_batch_size=self.mechanism.expected_batch_size,
             noise=self.noise,
             charge=self.charge,
-            see=route.sketch(basis),
+            sketch=route.sketch(basis),
         )
         self._check_rule(door)
-        metrics = StepMetrics(self.max_grad_norm, self.method.unit)
-        self._open = _OpenStep(basis, door, self._noted(), metrics)
+        metrics = StepMetrics(self.mechanism.max_grad_norm, self.method.unit)
+        self._open = _OpenStep(basis, door, self._take_snapshot(), metrics)
         return self._open
 
-    def _basis_now(self) -> Basis:
-        """The subspace's basis for this step, made anew when it is due. Nothing private goes into it."""
+    def _current_basis(self) -> Basis:
+        """Return the basis of this step, recomputed when it is due. Nothing private enters it."""
         context = self.context()
         key = self.method.subspace.key(context)
         if self._basis is None or self._basis[0] != key:
@@ -306,34 +310,33 @@ class PrivateStep:
         return self._basis[1]
 
     def _check_rule(self, door: Door) -> None:
-        """Refuse a clip rule that mixes samples, once for each rule."""
-        if self.method.private and self._checked_rule is not self.method.clip:
+        """Refuse a clip rule that mixes samples; each rule is checked once."""
+        if self.method.private and self._checked_rule is not self.method.clip_rule:
             device = next((value.device for value in door.like.values()), None)
-            refuse_mixing_rule(self.method.clip, len(door.like), door.max_grad_norm, device)
-            self._checked_rule = self.method.clip
+            refuse_mixing_rule(self.method.clip_rule, len(door.like), door.max_grad_norm, device)
+            self._checked_rule = self.method.clip_rule
 
-    def _noted(self) -> Snapshot:
-        """Model and loss as they are before a step's records are seen."""
+    def _take_snapshot(self) -> Snapshot:
+        """Return a snapshot of model and loss before the step reads any record."""
         if self._snapshot is None or self._snapshot[0] is not self.loss:
             self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
-        self._snapshot[1].note(contents=True if self.taken + 1 >= self.last_step else None)
+        self._snapshot[1].note(contents=True if self.taken + 1 >= self.mechanism.last_step else None)
         return self._snapshot[1]
 
     def _as_clipped(self, basis: Basis, updates: Updates, noise: NoiseSource) -> Updates:
-        """The updates in the form in which they are clipped."""
+        """Return the updates in the coordinates in which they are clipped."""
         seen = self.method.route.coordinates(basis, updates)
         return seen.perturbed(self.method.pre_noise, noise.normal) if self.method.pre_noise else seen
 
     def _updates(self, inputs: Any, targets: Any) -> Iterator[tuple[Updates, Tensor]]:
-        """The updates of a physical batch, and which of them are of records.
+        """Yield the updates of a physical batch, and which of them belong to records.
 
-        Where somebody else chose the weights, an error that they could provoke with one record would tell them that it
-        is there. Then the records of a batch that cannot be computed are taken one by one, and those that fail on their
-        own add nothing.
+        If somebody else chose the weights, an error that a certain record provokes would reveal that it is there. Then
+        the records of a batch that fails are computed one by one, and records that fail alone add nothing.
         """
         placed = place(inputs, targets, self._multiple, self.max_physical_batch_size, self._order)
         try:
-            updates = self.method.update(self.model, self.loss, placed.inputs, placed.targets)
+            updates = self._update(self.model, self.loss, placed.inputs, placed.targets)
         except Exception:
             if not self.untrusted_weights:
                 raise
@@ -342,17 +345,14 @@ class PrivateStep:
             yield updates, placed.counts
 
     def _one_by_one(self, placed: Placed) -> Iterator[tuple[Updates, Tensor]]:
-        """The updates of those records of a batch that can be computed alone."""
+        """Yield the updates of the records of a batch that can be computed alone."""
         for row in placed.counts.nonzero().flatten().tolist():
             inputs, targets = take_rows((placed.inputs, placed.targets), slice(row, row + 1))
             try:
-                updates = self.method.update(self.model, self.loss, inputs, targets)
-            except Exception:  # whatever it is, the record counts for nothing
+                updates = self._update(self.model, self.loss, inputs, targets)
+            except Exception:  # whatever the error is, the record adds nothing
                 continue
             yield updates, placed.counts[row : row + 1]
 
     def _view(self, context: StepContext, basis: Basis, updates: Updates, admitted: Admitted) -> StepView:
-        return StepView(
-            context, self.method, basis, updates, admitted,
-            self.max_grad_norm, self.noise_multiplier, self.expected_batch_size,
-        )  # fmt: skip
+        return StepView(context, self.mechanism, basis, updates, admitted)

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a model on held-out records."""
+"""Evaluation of a model on held-out records."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from gnomon.data import Loader
+from gnomon.losses import check_per_sample
 from gnomon.updates import Loss, per_sample
-from gnomon.updates.gradients import batch_size as count
-from gnomon.updates.losses import checked
 from gnomon.updates.snapshot import untouched
+from gnomon.updates.trees import batch_size as count
 from gnomon.updates.trees import call
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> dict[str, float]:
-    """Mean loss, and accuracy where outputs are class scores for whole-number targets.
+    """Return the mean loss, and the accuracy if outputs are class scores and targets are integers.
 
-    The model is in evaluation mode meanwhile and in its own again afterwards. A criterion of torch that reduces over
-    the batch is converted, as the Trainer does it.
+    The model is evaluated in evaluation mode and then returned to its previous mode. A criterion of torch that reduces
+    over the batch is converted to one value per sample, as in the Trainer.
+
+    Args:
+        model: the model.
+        loss: maps (outputs, targets) to one number per sample.
+        data: the records: (inputs, targets) tensors, Records, or a torch Dataset of pairs.
+        batch_size: the number of records in one forward pass.
 
     >>> model = nn.Identity()
     >>> loss = nn.CrossEntropyLoss(reduction="none")
@@ -35,15 +41,15 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch_size: int = 500) -> 
         for positions in torch.arange(len(loader)).split(batch_size):
             inputs, targets = loader.take(positions)
             outputs = call(model, inputs)
-            total += float(checked(loss(outputs, targets), count(inputs)).double().sum())
+            total += float(check_per_sample(loss(outputs, targets), count(inputs)).double().sum())
             scored = scored and _are_scores(outputs, targets)
             if scored:
-                best = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0  # one score: its sign
+                best = outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0  # the sign of a single score
                 right += int((best == targets).sum())
-    found = {"loss": total / len(loader)}
+    scores = {"loss": total / len(loader)}
     if scored:
-        found["accuracy"] = right / len(loader)
-    return found
+        scores["accuracy"] = right / len(loader)
+    return scores
 
 
 def _are_scores(outputs: Any, targets: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends training between two steps instead of in the middle of one."""
+"""Handling of Ctrl-C: training ends between two steps, not within one."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 
 class StopRequest:
-    """While open, the first Ctrl-C sets `asked`; a second one interrupts as usual.
+    """A context in which the first Ctrl-C sets `requested`, and a second one raises KeyboardInterrupt as usual.
 
     >>> with StopRequest() as stop:
-    ...     stop.asked
+    ...     stop.requested
     False
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.requested = False
+        self._previous: Any = None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True

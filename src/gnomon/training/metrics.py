@@ -1,4 +1,4 @@
-"""What one step looked like on the private side. For the data holder only."""
+"""Statistics of private steps, for the data holder only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from torch import Tensor
 from gnomon.release import Admitted
 
 Metrics = dict[str, float | int]
-"""One line of metrics."""
+"""Metrics by name."""
 
 QUARTILES = {"q25": 0.25, "q50": 0.5, "q75": 0.75}
 
 
 class StepMetrics:
-    """Statistics of one step, over its physical batches. None of them is protected.
+    """Statistics of one step over its physical batches. None of them is protected.
 
-    The incremental norm `max(0, |u_i| - C)` is how much longer than the bound an update was when it was clipped;
-    `unit` is the step size of local steps, so that methods with different steps compare. A sample whose update is not
-    finite adds nothing to the step; `left_out` is the share of such samples, and nothing else counts them.
+    The incremental norm `max(0, |u_i| - C)` is by how much an update exceeded the clip bound. A sample whose update is
+    not finite adds nothing to the step; `left_out` is the share of such samples, which no other statistic includes.
 
-    >>> watch = StepMetrics(bound=1.0)
-    >>> watch.record()["unprotected/batch"]
+    Args:
+        bound: the clip bound C.
+        unit: the step size of local steps, by which incremental norms are divided so that methods are comparable.
+
+    >>> metrics = StepMetrics(bound=1.0)
+    >>> metrics.record()["unprotected/batch"]
     0
     """
 
@@ -34,8 +37,8 @@ class StepMetrics:
         self.left_out = 0
         self.beyond: list[Tensor] = []
 
-    def see(self, losses: Tensor, admitted: Admitted) -> None:
-        """One physical batch: the losses of its records, and how the door let them in."""
+    def add(self, losses: Tensor, admitted: Admitted) -> None:
+        """Add one physical batch: the losses of its records, and the norms and weights the door admitted them with."""
         lengths = admitted.norms.square().sum(1).sqrt()
         counts = torch.isfinite(admitted.norms).all(1)
         self.left_out += int((~counts).sum())
@@ -44,27 +47,29 @@ class StepMetrics:
         self.beyond.append((lengths - self.bound).clamp_min(0).div(self.unit).cpu())
 
     def record(self) -> Metrics:
-        """Everything under `unprotected/`."""
+        """Return all statistics, under names that begin with `unprotected/`."""
         beyond = torch.cat(self.beyond) if self.beyond else torch.zeros(0)
         drawn = len(beyond)
         count = drawn - self.left_out
         beyond = beyond[torch.isfinite(beyond)]
-        found: Metrics = {
+        metrics: Metrics = {
             "unprotected/loss": self.losses / count if count else math.nan,
             "unprotected/clipped": self.clipped / count if count else math.nan,
             "unprotected/left_out": self.left_out / drawn if drawn else math.nan,
             "unprotected/batch": drawn,
         }
         if len(beyond):
-            found["unprotected/incremental/mean"] = float(beyond.mean())
-            found["unprotected/incremental/std"] = float(beyond.std(correction=0))
+            metrics["unprotected/incremental/mean"] = float(beyond.mean())
+            metrics["unprotected/incremental/std"] = float(beyond.std(correction=0))
             cuts = torch.quantile(beyond, torch.tensor(list(QUARTILES.values()), dtype=beyond.dtype))
-            found |= {f"unprotected/incremental/{name}": float(cut) for name, cut in zip(QUARTILES, cuts, strict=True)}
-        return found
+            metrics |= {
+                f"unprotected/incremental/{name}": float(cut) for name, cut in zip(QUARTILES, cuts, strict=True)
+            }
+        return metrics
 
 
 def averaged(records: Sequence[Metrics]) -> Metrics:
-    """The mean of each statistic over steps; what is not finite is left out.
+    """Return the mean of each statistic over steps, without values that are not finite.
 
     >>> averaged([{"unprotected/loss": 1.0}, {"unprotected/loss": 3.0}, {"unprotected/loss": float("nan")}])
     {'unprotected/loss': 2.0}

@@ -1,19 +1,19 @@
-"""What an observer of training gets to see: one step, before anything is released. Private."""
+"""What an observer of training sees: one step before its release. All of it is private."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gnomon.methods import Method
 from gnomon.release import Admitted
 from gnomon.subspaces import Basis, StepContext
+from gnomon.training.mechanism import Mechanism
 from gnomon.updates import Updates
 
 
 @dataclass(frozen=True)
 class StepView:
-    """One step as it happens, for the data holder only: updates are private until they have been through the door.
+    """One step before its release, for the data holder only: updates are private until the door has released their sum.
 
     With several physical batches it shows the first of them. An observer must not change anything it sees, nor
     draw from `context.randomness`.
@@ -33,15 +33,14 @@ class StepView:
 
     context: StepContext
     """Model, loss and step."""
-    method: Method
+    mechanism: Mechanism
+    """The method, bound, noise and divisor of the step."""
     basis: Basis
     updates: Updates
+    """The update of each record, as the method computes it."""
     admitted: Admitted
-    """Weights and norms with which the door let them in."""
-    max_grad_norm: float
-    noise_multiplier: float
-    expected_batch_size: float
+    """The weights and norms with which the door admitted the updates."""
 
 
 Observer = Callable[[StepView], None]
-"""Is called once a step, before the release."""
+"""Called once per step, before the release."""

@@ -1,4 +1,4 @@
-"""Nested state as JSON and plain tensors, and back. Nothing that is read can run code."""
+"""Serialisation of nested state as JSON and plain tensors. Reading it cannot run code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
 
 
 def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree in values that JSON has; its tensors go into `tensors`, under names that begin with `name`.
+    """Return a tree of JSON values; its tensors are added to `tensors` under names that begin with `name`.
+
+    Raises:
+        TypeError: the tree holds an object that is neither a tensor nor a plain value.
 
     >>> import torch
     >>> found: dict[str, Tensor] = {}
@@ -31,12 +34,13 @@ def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     raise TypeError(
-        f"{name} = {type(tree).__name__} cannot be put into a checkpoint: numbers, texts, tensors and lists of them can"
+        f"{name} is a {type(tree).__name__}, which cannot be stored in a checkpoint; numbers, strings, tensors and "
+        "nested lists, tuples and dictionaries of them can"
     )
 
 
 def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `pack` was given.
+    """Return the tree that `pack` was given.
 
     >>> unpack({"__pairs__": [[0, {"__tuple__": [1, 2]}]]}, {})
     {0: (1, 2)}
@@ -55,7 +59,7 @@ def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def untied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors stores them: on the CPU, whole, shared ones as copies.
+    """Return tensors as safetensors stores them: on the CPU, contiguous, with shared storage copied.
 
     >>> import torch
     >>> one = torch.zeros(2)

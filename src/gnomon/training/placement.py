@@ -1,10 +1,10 @@
-"""Which row of a physical batch each record gets: a random one, in a batch of one of few sizes.
+"""Random rows for the records of a physical batch, in batches of few different sizes.
 
 A kernel may round the result of a record differently at another row, or in a batch of another size. Where rounding
-decides an update (logits that are equal in exact arithmetic, say), a record that moves others to other rows changes
-their updates, and no clip bound holds. Here rows are drawn by secret coins, and batches are filled up to a multiple of
-a declared number. With one record more or less, within one multiple, the rows of all other records then have exactly
-the same distribution.
+decides an update (for example between logits that are equal in exact arithmetic), a record that moves other records to
+other rows changes their updates, and no clip bound holds. Therefore rows are drawn at random in secret, and batches are
+padded to a multiple of a declared number. Then, with one record more or less and within one multiple, the rows of all
+other records have exactly the same distribution.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from gnomon.release import NoiseSource
 from gnomon.sampling.draws import shuffle
-from gnomon.updates.gradients import batch_size
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import batch_size, take_rows, tensors
 
-FEWEST, MOST = 4, 32
-"""The smallest and the largest number to a multiple of which batches are filled up."""
+SMALLEST, LARGEST = 4, 32
+"""The smallest and the largest number to a multiple of which batches are padded."""
 
 
 class Placed(NamedTuple):
@@ -29,33 +28,33 @@ class Placed(NamedTuple):
     inputs: Any
     targets: Any
     counts: Tensor
-    """Which rows are records, (B,); the others fill the batch up."""
+    """Which rows are records, (B,); the others are padding."""
 
 
 def multiple(expected_batch_size: float) -> int:
-    """Return the number to a multiple of which batches are filled up: at most a 32nd of the batch, but at least 4.
+    """Return the number to a multiple of which batches are padded: at most a 32nd of the batch, but at least 4.
 
-    It follows from the declared batch size alone.
+    It depends on the declared batch size alone.
 
     >>> multiple(250), multiple(1000), multiple(60000)
     (4, 8, 32)
     """
-    wanted = 2 ** math.floor(math.log2(max(1.0, expected_batch_size / 64)))
-    return min(max(wanted, FEWEST), MOST)
+    power = 2 ** math.floor(math.log2(max(1.0, expected_batch_size / 64)))
+    return min(max(power, SMALLEST), LARGEST)
 
 
 def place(inputs: Any, targets: Any, to: int, most: int | None, order: NoiseSource) -> Placed:
-    """Put the records of a physical batch into random rows, in a batch that is filled up to a multiple of `to`.
+    """Put the records of a physical batch into random rows of a batch padded to a multiple of `to`.
 
     Args:
         inputs: tensors with the batch first, in any nested structure.
         targets: the same for the targets.
         to: the size becomes a multiple of this number.
-        most: the largest allowed size; a batch of that size is not filled up.
-        order: source of the random rows.
+        most: the largest allowed size; a batch of that size is not padded.
+        order: the source of the random rows.
 
     Returns:
-        The batch with copies of records in the rows that are left over. An empty batch stays empty.
+        The batch, with copies of records as padding. An empty batch stays empty.
 
     >>> import torch
     >>> from gnomon.release import SeededNoise
@@ -64,8 +63,8 @@ def place(inputs: Any, targets: Any, to: int, most: int | None, order: NoiseSour
     (4, 3, [0.0, 1.0, 2.0])
     """
     size = batch_size(inputs)
-    filled = -(-size // to) * to
-    rows = shuffle(filled if most is None else max(size, min(filled, most)), order)
+    padded = -(-size // to) * to
+    rows = shuffle(padded if most is None else max(size, min(padded, most)), order)
     device = tensors(inputs)[0].device
     inputs, targets = take_rows((inputs, targets), rows % max(size, 1))
     return Placed(inputs, targets, (rows < size).to(device))

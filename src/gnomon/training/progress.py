@@ -14,22 +14,22 @@ SHOWN = {
     "validation/accuracy": "accuracy",
     "unprotected/validation/accuracy": "accuracy*",
 }
-"""What the bar says of an epoch beside epsilon; an asterisk marks what is not protected."""
+"""The metrics shown beside epsilon; an asterisk marks those that are not protected."""
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A bar of steps that shows the last epoch's metrics.
+    """A progress bar over steps that shows the metrics of the last epoch.
 
     >>> with Bar("dp-sgd", total=2, done=0, visible=False) as bar:
-    ...     bar.tell({"epsilon": 1.0, "step": 2})
+    ...     bar.show({"epsilon": 1.0, "step": 2})
     """
 
     def __init__(self, name: str, *, total: int, done: int, visible: bool) -> None:
         super().__init__(total=total, initial=done, unit="step", disable=not visible, dynamic_ncols=True, desc=name)
 
-    def tell(self, record: Metrics) -> None:
-        """Show what an epoch came to."""
-        found: dict[str, Any] = {short: f"{record[name]:.3f}" for name, short in SHOWN.items() if name in record}
-        if "epsilon" in record:
-            found["epsilon"] = digits(record["epsilon"])
-        self.set_postfix(found)
+    def show(self, metrics: Metrics) -> None:
+        """Show the metrics of an epoch."""
+        shown: dict[str, Any] = {short: f"{metrics[name]:.3f}" for name, short in SHOWN.items() if name in metrics}
+        if "epsilon" in metrics:
+            shown["epsilon"] = digits(metrics["epsilon"])
+        self.set_postfix(shown)

@@ -1,4 +1,4 @@
-"""The honest baseline: what the public records alone can teach, at epsilon = 0."""
+"""Training on public records alone: the baseline at epsilon = 0, or a warm start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from torch import nn
 from gnomon import validate
 from gnomon.data import Loader
 from gnomon.updates import Loss, per_sample
-from gnomon.updates.forward import fitting
-from gnomon.updates.trees import call
+from gnomon.updates.trees import call, explained_forward
 
 
 def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 200, lr: float = 1e-3) -> None:
-    """Train on public records alone, with Adam on all of them at once. No private record is read.
+    """Train on public records alone, with full-batch Adam. No private record is read.
 
-    As a result of its own this is the public-only baseline; before a Trainer it is a warm start.
+    The result is the public-only baseline, or the warm start of a private run.
+
+    Args:
+        model: the model to train in place.
+        loss: maps (outputs, targets) to one number per sample.
+        public: the public records.
+        steps: the number of full-batch steps.
+        lr: the learning rate.
 
     >>> model = nn.Linear(1, 2)
     >>> x = torch.tensor([[-1.0], [1.0]])
@@ -33,7 +39,7 @@ def train_on_public(model: nn.Module, loss: Loss, public: Any, *, steps: int = 2
     criterion = per_sample(loss)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        with fitting(model, inputs):
+        with explained_forward(model, inputs):
             outputs = call(model, inputs)
         criterion(outputs, targets).mean().backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Products of float32 numbers with all their bits."""
+"""Matrix products and convolutions of float32 numbers in full precision, without TF32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from torch import backends
 
 COARSE = ("tf32", "bf16")
-"""Formats with ten bits and fewer that torch may use for products of float32 numbers, on GPUs by default."""
+"""Formats with at most ten mantissa bits that torch may use for float32 products; TF32 is a default on GPUs."""
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """No product of float32 numbers is formed in a coarser format meanwhile, whatever the user's settings are.
+    """Compute float32 products in full float32 precision, whatever the user's settings; restore the settings on exit.
 
-    The room for rounding at the door is that of float32. With TF32 one record could pass for shorter than it is.
+    The release allows for the rounding errors of float32. With TF32 the computed norm of an update could be below its
+    true norm by more than that, and the clip bound would not hold.
 
     >>> torch.set_float32_matmul_precision("high")
     >>> with exact_products():
@@ -29,43 +30,43 @@ def exact_products() -> Iterator[None]:
     """
     undo: list[Callable[[], None]] = []
     try:
-        _of_matrices(undo)
-        _of_cudnn(undo)
-        single = (getattr(backends.mkldnn, name, None) for name in ("conv", "rnn"))
-        for place in (backends, backends.cudnn, backends.mkldnn, *single):
-            _refined(place, undo)
+        _refine_matmul(undo)
+        _refine_cudnn(undo)
+        operations = (getattr(backends.mkldnn, name, None) for name in ("conv", "rnn"))
+        for backend in (backends, backends.cudnn, backends.mkldnn, *operations):
+            _refine(backend, undo)
         yield
     finally:
         while undo:
             undo.pop()()
 
 
-def _of_matrices(undo: list[Callable[[], None]]) -> None:
+def _refine_matmul(undo: list[Callable[[], None]]) -> None:
     try:
         before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the user has set backends one by one
-        _refined(backends.cuda.matmul, undo)
-        _refined(getattr(backends.mkldnn, "matmul", None), undo)
+    except RuntimeError:  # the user has chosen a precision for each backend
+        _refine(backends.cuda.matmul, undo)
+        _refine(getattr(backends.mkldnn, "matmul", None), undo)
         return
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
         undo.append(lambda: torch.set_float32_matmul_precision(before))
 
 
-def _of_cudnn(undo: list[Callable[[], None]]) -> None:
+def _refine_cudnn(undo: list[Callable[[], None]]) -> None:
     try:
         before = backends.cudnn.allow_tf32
-    except RuntimeError:  # the user has set operations one by one
-        _refined(getattr(backends.cudnn, "conv", None), undo)
-        _refined(getattr(backends.cudnn, "rnn", None), undo)
+    except RuntimeError:  # the user has chosen a precision for each operation
+        _refine(getattr(backends.cudnn, "conv", None), undo)
+        _refine(getattr(backends.cudnn, "rnn", None), undo)
         return
     if before:
         backends.cudnn.allow_tf32 = False
         undo.append(lambda: setattr(backends.cudnn, "allow_tf32", before))
 
 
-def _refined(place: Any, undo: list[Callable[[], None]]) -> None:
-    before = getattr(place, "fp32_precision", None)  # there since torch 2.9
+def _refine(backend: Any, undo: list[Callable[[], None]]) -> None:
+    before = getattr(backend, "fp32_precision", None)  # exists since torch 2.9
     if before in COARSE:
-        place.fp32_precision = "ieee"
-        undo.append(lambda: setattr(place, "fp32_precision", before))
+        backend.fp32_precision = "ieee"
+        undo.append(lambda: setattr(backend, "fp32_precision", before))

@@ -1,4 +1,4 @@
-"""Modules without a rule: differentiated one sample at a time, all samples at once, by vmap."""
+"""Per-sample gradients of modules without a rule, by `torch.func.vmap`: correct for any module, but dense."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from torch.func import functional_call, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from gnomon.errors import GnomonError
 from gnomon.updates.leaves import Dense, Leaf
 from gnomon.updates.rules import find_rule
-from gnomon.updates.rules.registry import Drift, own
+from gnomon.updates.rules.registry import Drift, drifted_parameter
 from gnomon.updates.trees import differentiable
 
 Dims = Sequence[int | None]
+"""Batch dimensions of several tensors; None for a tensor without one."""
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and keyword arguments of a call."""
+
+
+class UnsupportedModule(GnomonError, RuntimeError):
+    """Per-sample updates of a module cannot be computed as it is used."""
 
 
 def vmapped(
@@ -34,18 +42,27 @@ def vmapped(
     every_use: bool = False,
     drift: Drift | None = None,
 ) -> dict[str, Leaf]:
-    """Dense leaves of some of a module's parameters, from its inputs and its outputs' gradients.
+    """Build dense leaves of some parameters of a module by running its forward pass again under vmap.
 
-    `parameters` maps names inside the module to names in the model; `inputs` and `outputs` are the batch
-    dimensions of the call's tensors and of the gradients. The forward pass of the module runs again. With
-    `every_use` a parameter counts wherever it stands in the module, else under its own name alone. With `drift`
-    each sample has parameters of its own.
+    Args:
+        module: the module.
+        where: the name of the module, for error messages.
+        parameters: the parameters, by their names in the module, with their names in the model.
+        call: the arguments of the forward pass.
+        inputs: the batch dimensions of the tensors among the arguments.
+        grads: the gradients of the module's outputs.
+        outputs: the batch dimensions of the gradients.
+        every_use: whether all uses of a parameter in the module count, or only those under its own name.
+        drift: the displacement of each sample's own parameters, in local steps.
+
+    Raises:
+        UnsupportedModule: vmap cannot differentiate the module.
     """
-    values, (flat, structure, places) = _values(module, parameters, drift), _taken_apart(call)
+    values, (flat, structure, positions) = _values(module, parameters, drift), _flattened(call)
     run = with_values(module) if every_use else partial(functional_call, module, tie_weights=False)
 
-    def one(values: dict[str, Tensor], samples: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
-        args, kwargs = _put_together(flat, structure, places, samples, inputs)
+    def single(values: dict[str, Tensor], samples: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
+        args, kwargs = _single_call(flat, structure, positions, samples, inputs)
 
         def forward(values: dict[str, Tensor]) -> list[Tensor]:
             out = differentiable_like(run(values, args, kwargs), len(outputs))
@@ -53,18 +70,18 @@ def vmapped(
 
         return vjp(forward, values)[1](cotangents)[0]
 
-    with explained(module, where, parameters.values()):
-        mapped = torch.vmap(one, in_dims=(0 if drift else None, list(inputs), list(outputs)))
+    with explained_vmap(module, where, parameters.values()):
+        mapped = torch.vmap(single, in_dims=(0 if drift else None, list(inputs), list(outputs)))
         values = {name: value.detach() for name, value in values.items()}
-        per_sample = mapped(values, [flat[place].detach() for place in places], list(grads))
+        per_sample = mapped(values, [flat[position].detach() for position in positions], list(grads))
     return {parameters[name]: Dense(value) for name, value in per_sample.items()}
 
 
 def with_values(module: nn.Module) -> Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]:
-    """Call a module with other values for some parameters, wherever each of them stands in it.
+    """Return a function that calls the module with other values for some parameters, in all uses of each of them.
 
-    `torch.func.functional_call` does that too, but does not put a parameter back whose module has two names: it
-    counts both as places, and takes the value that it put in for the one that was there.
+    `torch.func.functional_call` alone would not restore a parameter whose module is registered under two names: it
+    replaces the parameter twice, and restores the first replacement.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> model = nn.Sequential(layer, layer)
@@ -73,80 +90,82 @@ def with_values(module: nn.Module) -> Callable[[dict[str, Tensor], tuple[Any, ..
     >>> isinstance(layer.weight, nn.Parameter)
     True
     """
-    places: dict[int, list[str]] = {}
-    for prefix, part in module.named_modules():  # each module once, whatever names it has
+    paths: dict[int, list[str]] = {}
+    for prefix, part in module.named_modules():  # yields each module once, even if it has several names
         for name, p in part.named_parameters(recurse=False, remove_duplicate=False):
-            places.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
-    every = {name: places[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+            paths.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
+    uses = {name: paths[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
 
     def call(values: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        spread = {place: value for name, value in values.items() for place in every[name]}
-        return functional_call(module, spread, args, kwargs, tie_weights=False)
+        by_path = {path: value for name, value in values.items() for path in uses[name]}
+        return functional_call(module, by_path, args, kwargs, tie_weights=False)
 
     return call
 
 
-def drifted(
+def drifted_output(
     module: nn.Module, where: str, call: Call, inputs: Dims, output: int, parameters: Mapping[str, str], drift: Drift
 ) -> Tensor:
-    """The output of a module without a rule when each sample has parameters of its own."""
-    values, (flat, structure, places) = _values(module, parameters, drift), _taken_apart(call)
+    """Return the output of a module without a rule when each sample has parameters of its own."""
+    values, (flat, structure, positions) = _values(module, parameters, drift), _flattened(call)
 
-    def one(values: dict[str, Tensor], samples: list[Tensor]) -> Tensor:
-        args, kwargs = _put_together(flat, structure, places, samples, inputs)
+    def single(values: dict[str, Tensor], samples: list[Tensor]) -> Tensor:
+        args, kwargs = _single_call(flat, structure, positions, samples, inputs)
         out = functional_call(module, values, args, kwargs)
         assert isinstance(out, Tensor)
         return out.squeeze(output)
 
-    with explained(module, where, parameters.values()):
-        mapped = torch.vmap(one, in_dims=(0, list(inputs)), out_dims=output)
-        return mapped(values, [flat[place] for place in places])
+    with explained_vmap(module, where, parameters.values()):
+        mapped = torch.vmap(single, in_dims=(0, list(inputs)), out_dims=output)
+        return mapped(values, [flat[position] for position in positions])
 
 
 def _values(module: nn.Module, parameters: Mapping[str, str], drift: Drift | None) -> dict[str, Tensor]:
-    """Some of a module's parameters: shared, or (B, ...) if each sample has its own."""
+    """Return the values of some parameters: shared, or (B, ...) if each sample has its own."""
     if drift:
         size = len(next(iter(drift.values())))
-        return {name: own(module, name, drift, size) for name in parameters}
-    every = dict(module.named_parameters(remove_duplicate=False))
-    return {name: every[name] for name in parameters}
+        return {name: drifted_parameter(module, name, drift, size) for name in parameters}
+    shared = dict(module.named_parameters(remove_duplicate=False))
+    return {name: shared[name] for name in parameters}
 
 
-def _taken_apart(call: Call) -> tuple[list[Any], pytree.TreeSpec, list[int]]:
-    """A call's leaves, their structure, and which of them are tensors."""
+def _flattened(call: Call) -> tuple[list[Any], pytree.TreeSpec, list[int]]:
+    """Return the leaves of a call, their structure, and the positions of the tensors among them."""
     flat, structure = pytree.tree_flatten(call)
     return flat, structure, [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
 
 
-def _put_together(
-    flat: list[Any], structure: pytree.TreeSpec, places: list[int], samples: list[Tensor], dims: Dims
+def _single_call(
+    flat: list[Any], structure: pytree.TreeSpec, positions: list[int], samples: list[Tensor], dims: Dims
 ) -> Call:
-    """The call for one sample, as a batch of one."""
+    """Return the call for a single sample, as a batch of one."""
     filled = list(flat)
-    for place, sample, dim in zip(places, samples, dims, strict=True):
-        filled[place] = sample if dim is None else sample.unsqueeze(dim)
+    for position, sample, dim in zip(positions, samples, dims, strict=True):
+        filled[position] = sample if dim is None else sample.unsqueeze(dim)
     args, kwargs = pytree.tree_unflatten(filled, structure)
     return args, kwargs
 
 
 @contextmanager
-def explained(module: nn.Module, where: str, parameters: Iterable[str]) -> Iterator[None]:
-    """What vmap cannot do, in words that help."""
+def explained_vmap(module: nn.Module, where: str, parameters: Iterable[str]) -> Iterator[None]:
+    """Prepare a module for vmap, and turn an error of vmap into one that names the module and a remedy."""
     try:
         with plain_forwards(module), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap's own, about its loops
+            warnings.filterwarnings(
+                "ignore", "There is a performance drop"
+            )  # by vmap, about operations that it runs in a loop
             yield
     except RuntimeError as error:
         reason = "it draws random numbers" if "randomness" in str(error) else str(error).splitlines()[0]
-        raise RuntimeError(
-            f"module '{where}' ({type(module).__name__}) holds {', '.join(parameters)}, "
-            f"has no rule, and vmap cannot differentiate it ({reason}); register one with gnomon.updates.rule"
+        raise UnsupportedModule(
+            f"module '{where}' ({type(module).__name__}) has the parameters {', '.join(parameters)} but no rule for "
+            f"per-sample updates, and vmap cannot differentiate it ({reason}); register a rule with gnomon.updates.rule"
         ) from error
 
 
 @contextmanager
 def plain_forwards(module: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers run by their rules' forward pass: vmap cannot enter their kernels."""
+    """Run attention and recurrent layers by the forward passes of their rules: vmap cannot enter their kernels."""
     patched = []
     try:
         for part in module.modules():
@@ -161,6 +180,6 @@ def plain_forwards(module: nn.Module) -> Iterator[None]:
 
 
 def differentiable_like(output: Any, count: int) -> list[Tensor]:
-    """The tensors among a module's outputs that carried a gradient when it first ran."""
-    found = differentiable(output)
-    return found if len(found) == count else [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+    """Return the outputs that require a gradient, or all tensors if vmap hides which of the `count` outputs do."""
+    outputs = differentiable(output)
+    return outputs if len(outputs) == count else [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]

@@ -1,4 +1,4 @@
-"""Which parameters an autograd graph uses, and where."""
+"""Walks through an autograd graph: the parameters that it uses, and operations that need special care."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 
 def node(tensor: Tensor) -> Node:
-    """The graph node that a tensor came out of."""
+    """Return the graph node that produced a tensor."""
     return get_gradient_edge(tensor).node
 
 
 REORDERS = ("Index", "Gather", "Take", "Sort", "Topk", "Scatter", "MaskedSelect", "MaskedScatter")
-"""Beginnings of the names of operations that can put samples into an order that depends on what they hold."""
+"""Prefixes of the names of operations that can reorder samples by their values."""
 
 
 def may_reorder(starts: Iterable[Node]) -> bool:
-    """Whether such an operation lies on the way back from some nodes.
+    """Return whether an operation that can reorder samples is reachable from the given nodes.
 
     >>> import torch
     >>> x = torch.ones(3, 2, requires_grad=True)
@@ -28,23 +28,23 @@ def may_reorder(starts: Iterable[Node]) -> bool:
     return any(current.name().startswith(REORDERS) for current in reachable(starts))
 
 
-MISREADS = ("NativeBatchNormBackward",)
-"""Beginnings of the names of backward functions that read a gradient wrongly unless it is contiguous."""
+NEEDS_CONTIGUOUS = ("NativeBatchNormBackward",)
+"""Prefixes of the names of backward functions that misread a gradient unless it is contiguous."""
 
 
-def straighten(starts: Iterable[Node]) -> None:
-    """Give every backward function the gradients that it would have with contiguous memory.
+def make_gradients_contiguous(starts: Iterable[Node]) -> None:
+    """Hook the backward functions that misread non-contiguous gradients, so that they receive contiguous ones.
 
-    On the CPU (torch 2.13 and before) batch normalisation takes wrong elements of a gradient whose memory is in
-    another order. Instance normalisation is made of it, with the channels of all samples side by side, so that one
-    sample's gradient would reach another sample's update.
+    On the CPU (torch 2.13 and before) the backward pass of batch normalisation reads wrong elements of a gradient that
+    is not contiguous. Instance normalisation is implemented by it, with the channels of all samples side by side, so
+    that the gradient of one sample would reach the update of another.
 
     >>> import torch
     >>> x = torch.ones(2, 3, 4, requires_grad=True)
-    >>> straighten([node(torch.nn.functional.instance_norm(x))])
+    >>> make_gradients_contiguous([node(torch.nn.functional.instance_norm(x))])
     """
     for current in reachable(starts):
-        if current.name().startswith(MISREADS):
+        if current.name().startswith(NEEDS_CONTIGUOUS):
             current.register_prehook(_contiguous)
 
 
@@ -53,22 +53,22 @@ def _contiguous(grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def reachable(starts: Iterable[Node]) -> Iterator[Node]:
-    """The nodes on the way back from some nodes, each once, these included.
+    """Yield every node that is reachable from the given nodes, including them, once.
 
     >>> import torch
     >>> x = torch.ones(3, requires_grad=True)
-    >>> [one.name() for one in reachable([node(2 * x)])]
+    >>> [reached.name() for reached in reachable([node(2 * x)])]
     ['MulBackward0', 'torch::autograd::AccumulateGrad']
     """
-    waiting = list(starts)
-    seen = set(waiting)
-    while waiting:
-        current = waiting.pop()
+    pending = list(starts)
+    seen = set(pending)
+    while pending:
+        current = pending.pop()
         yield current
         for following, _ in current.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                waiting.append(following)
+                pending.append(following)
 
 
 def parameters_used(
@@ -77,28 +77,32 @@ def parameters_used(
     ends: Iterable[Node] = (),
     jumps: Mapping[Node, Iterable[Tensor]] | None = None,
 ) -> set[str]:
-    """Names of the parameters met on the way back from `starts`.
+    """Return the names of the parameters that are reachable from `starts`.
 
-    The walk stops at `ends`, and at a node of `jumps` goes on from the given tensors instead.
+    Args:
+        starts: the nodes where the walk begins.
+        names: the parameters to look for, with their names.
+        ends: nodes at which the walk stops.
+        jumps: nodes from which the walk continues at the given tensors instead of at the node's own inputs.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
     >>> sorted(parameters_used([node(model(torch.ones(1, 2)))], {p: n for n, p in model.named_parameters()}))
     ['bias', 'weight']
     """
-    found: set[str] = set()
+    used: set[str] = set()
     seen = set(ends)
-    waiting = list(starts)
-    while waiting:
-        current = waiting.pop()
+    pending = list(starts)
+    while pending:
+        current = pending.pop()
         if current in seen:
             continue
         seen.add(current)
         if jumps is not None and current in jumps:
-            waiting.extend(node(x) for x in jumps[current] if x.requires_grad)
+            pending.extend(node(x) for x in jumps[current] if x.requires_grad)
             continue
         variable = getattr(current, "variable", None)
         if variable is not None and variable in names:
-            found.add(names[variable])
-        waiting.extend(following for following, _ in current.next_functions if following is not None)
-    return found
+            used.add(names[variable])
+        pending.extend(following for following, _ in current.next_functions if following is not None)
+    return used

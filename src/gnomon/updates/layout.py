@@ -1,11 +1,12 @@
-"""Where the batch is: found by running the model on two and on three samples.
+"""The layout of a model: which dimension of each tensor is the batch, and which module covers which parameter.
 
-A dimension that follows the number of samples is the batch; guessing it from one run would take the
-positions of a sequence for samples whenever there happen to be as many.
+The layout is found by running the model on two and on three samples: the batch is the dimension that follows the number
+of samples. A single run could mistake the positions of a sequence for samples if there are as many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,87 +15,118 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gnomon.updates.forward import fitting
+from gnomon.errors import SettingError
 from gnomon.updates.graph import node, parameters_used
 from gnomon.updates.recorder import Key, Mark, Recorder, aliased
 from gnomon.updates.snapshot import untouched
-from gnomon.updates.trees import call, differentiable, tensors
+from gnomon.updates.trees import call, differentiable, explained_forward, tensors
 
 
 @dataclass(frozen=True)
 class Layout:
-    """For one model and one shape of inputs."""
+    """The layout of one model for one shape of inputs."""
 
-    batch: dict[Key, tuple[int | None, ...]]
-    """The batch dimension of each mark's inputs and outputs; None where a tensor has none."""
-    covered: dict[Key, frozenset[str]]
-    """The parameters whose update each mark builds."""
-    outside: frozenset[str]
+    batch: Mapping[Key, tuple[int | None, ...]]
+    """The batch dimensions of the inputs and outputs of each mark; None for a tensor without one."""
+    covered: Mapping[Key, frozenset[str]]
+    """The parameters whose updates each mark builds."""
+    uncovered: frozenset[str]
     """Parameters with a use that no mark covers; they are differentiated through the whole model."""
     outputs: tuple[int | None, ...]
-    """The batch dimension of the model's differentiable outputs."""
+    """The batch dimensions of the model's differentiable outputs."""
 
 
-_known: WeakKeyDictionary[nn.Module, dict[Any, Layout]] = WeakKeyDictionary()
+class Layouts:
+    """A cache of model layouts, for a caller that computes updates of the same model repeatedly.
+
+    A layout depends on the structure of the model and on the shapes and types of its inputs, and contains no value of a
+    record or a weight. Models are referenced weakly.
+
+    >>> model, layouts = nn.Linear(2, 1), Layouts()
+    >>> layouts.of(model, torch.zeros(4, 2)) is layouts.of(model, torch.zeros(7, 2))
+    True
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, dict[Any, Layout]] = WeakKeyDictionary()
+
+    def of(self, model: nn.Module, inputs: Any) -> Layout:
+        """Return the layout of a model, which is worked out once for each shape of inputs."""
+        trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
+        options = tuple(repr(leaf) for leaf in pytree.tree_leaves(inputs) if not isinstance(leaf, Tensor))
+        shapes = tuple((t.shape[1:], t.dtype) for t in tensors(inputs))
+        key = (shapes, options, model.training, trainable)
+        known = self._known.setdefault(model, {})
+        if key not in known:
+            known[key] = _probe(model, inputs)
+        return known[key]
+
+    def forget(self, model: nn.Module) -> None:
+        """Drop the layouts of a model whose structure has changed."""
+        self._known.pop(model, None)
 
 
-def layout(model: nn.Module, inputs: Any) -> Layout:
-    """The layout, worked out once for each model and shape of inputs."""
-    flat = tensors(inputs)
-    trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-    settings = tuple(repr(leaf) for leaf in pytree.tree_leaves(inputs) if not isinstance(leaf, Tensor))
-    key = (tuple((t.shape[1:], t.dtype) for t in flat), settings, model.training, trainable)
-    known = _known.setdefault(model, {})
-    if key not in known:
-        known[key] = _probe(model, inputs)
-    return known[key]
-
-
-def forget(model: nn.Module) -> None:
-    """Drops what is known of a model whose structure has changed."""
-    _known.pop(model, None)
+def uncovered_parameters(
+    model: nn.Module, marks: list[Mark], outputs: list[Tensor], covered: Mapping[Key, frozenset[str]]
+) -> set[str]:
+    """Return the names of parameters that the graph uses anywhere but inside the marks that cover them."""
+    names = {p: name for name, p in model.named_parameters()}
+    jumps = {edge.node: mark.inputs for mark in marks for edge in mark.edges}
+    uncovered = parameters_used([node(out) for out in outputs], names, jumps=jumps)
+    for mark in marks:  # a mark may contain other modules, or a weight computed from other parameters
+        starts = [n for edge in mark.edges for n, _ in edge.node.next_functions if n is not None]
+        ends = [node(x) for x in mark.inputs if x.requires_grad]
+        uncovered |= parameters_used(starts, names, ends, jumps) - covered[mark.key]
+    return uncovered
 
 
 def _probe(model: nn.Module, inputs: Any) -> Layout:
+    """Work out a layout by comparing a forward pass on two samples with one on three."""
     with untouched(model), torch.enable_grad():
-        two, outputs = _run(model, inputs, 2)
-        three, outputs_of_three = _run(model, inputs, 3)
-    if [mark.key for mark in two] != [mark.key for mark in three]:
-        raise ValueError("the model takes another path for two samples than for three: samples must not interact")
+        marks_of_two, outputs_of_two = _run(model, inputs, 2)
+        marks_of_three, outputs_of_three = _run(model, inputs, 3)
+    if [mark.key for mark in marks_of_two] != [mark.key for mark in marks_of_three]:
+        raise SettingError.with_message(
+            "the model takes another path through its modules for two samples than for three; "
+            "make the path independent of the batch size",
+            name="model",
+        )
     batch: dict[Key, tuple[int | None, ...]] = {}
     covered: dict[Key, frozenset[str]] = {}
-    unclear: set[str] = set()
-    for a, b in zip(two, three, strict=True):
-        batch[a.key] = tuple(map(_batch_dimension, a.shapes, b.shapes))
-        usable = _usable(a, batch[a.key])
-        covered[a.key] = _covered(a, batch[a.key]) if usable else frozenset()
-        if not usable:
-            unclear.update(a.parameters.values())
-    unclear |= used_outside(model, two, outputs, covered)
-    dims = tuple(_batch_dimension(x.shape, y.shape) for x, y in zip(outputs, outputs_of_three, strict=True))
-    return Layout(batch, covered, frozenset(unclear), dims)
+    uncovered: set[str] = set()
+    for two, three in zip(marks_of_two, marks_of_three, strict=True):
+        batch[two.key] = tuple(map(_batch_dimension, two.shapes, three.shapes))
+        separable = _is_separable(two, batch[two.key])
+        covered[two.key] = _covered(two, batch[two.key]) if separable else frozenset()
+        if not separable:
+            uncovered.update(two.parameters.values())
+    uncovered |= uncovered_parameters(model, marks_of_two, outputs_of_two, covered)
+    dims = tuple(_batch_dimension(x.shape, y.shape) for x, y in zip(outputs_of_two, outputs_of_three, strict=True))
+    return Layout(batch, covered, frozenset(uncovered), dims)
 
 
 def _run(model: nn.Module, inputs: Any, size: int) -> tuple[list[Mark], list[Tensor]]:
-    def repeat(x: Tensor) -> Tensor:
+    """Run the model on `size` samples, which are repeated if the batch has fewer."""
+
+    def resized(x: Tensor) -> Tensor:
         return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
 
-    some = pytree.tree_map_only(Tensor, repeat, inputs)
-    with Recorder(model) as recorder, fitting(model, some):
-        outputs = aliased(call(model, some))
+    samples = pytree.tree_map_only(Tensor, resized, inputs)
+    with Recorder(model) as recorder, explained_forward(model, samples):
+        outputs = aliased(call(model, samples))
     return recorder.marks, differentiable(outputs)
 
 
 def _batch_dimension(two: torch.Size, three: torch.Size) -> int | None:
-    """The one dimension that grew from 2 to 3; None if there is no such single dimension."""
+    """Return the one dimension that grew from 2 to 3; None if there is no such single dimension."""
     changed = [d for d, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
     if len(two) != len(three) or len(changed) != 1:
         return None
     return changed[0] if (two[changed[0]], three[changed[0]]) == (2, 3) else None
 
 
-def _usable(mark: Mark, dims: tuple[int | None, ...]) -> bool:
-    """Whether the mark's own inputs and gradients tell the samples apart."""
+def _is_separable(mark: Mark, dims: tuple[int | None, ...]) -> bool:
+    """Return whether the inputs and output gradients of a mark can be separated by sample."""
     if mark.build is None:
         if mark.hooked:  # running the module again would run the hooks again
             return False
@@ -107,7 +139,7 @@ def _usable(mark: Mark, dims: tuple[int | None, ...]) -> bool:
 
 
 def _covered(mark: Mark, dims: tuple[int | None, ...]) -> frozenset[str]:
-    """Names of the parameters whose update the mark can build."""
+    """Return the names of the parameters whose updates a mark can build."""
     if mark.build is None:
         return frozenset(mark.parameters.values())
     assert dims[0] is not None
@@ -116,17 +148,3 @@ def _covered(mark: Mark, dims: tuple[int | None, ...]) -> frozenset[str]:
         grad = torch.zeros(mark.shapes[1], dtype=next(mark.module.parameters()).dtype, device=x.device)
         built = mark.build(x, grad.movedim(dims[0], 0))
     return frozenset(name for own, name in mark.parameters.items() if own in built)
-
-
-def used_outside(
-    model: nn.Module, marks: list[Mark], outputs: list[Tensor], covered: dict[Key, frozenset[str]]
-) -> set[str]:
-    """Names of parameters that the graph uses anywhere but inside the marks that cover them."""
-    names = {p: name for name, p in model.named_parameters()}
-    jumps = {edge.node: mark.inputs for mark in marks for edge in mark.edges}
-    found = parameters_used([node(out) for out in outputs], names, jumps=jumps)
-    for mark in marks:  # a mark may hold other modules, or a weight made from other parameters
-        starts = [n for edge in mark.edges for n, _ in edge.node.next_functions if n is not None]
-        ends = [node(x) for x in mark.inputs if x.requires_grad]
-        found |= parameters_used(starts, names, ends, jumps) - covered[mark.key]
-    return found

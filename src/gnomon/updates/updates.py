@@ -1,4 +1,4 @@
-"""Per-sample updates of a whole model: a leaf for each parameter, and four operations."""
+"""The updates of all samples for a whole model: one leaf per parameter, and the operations on them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from gnomon.errors import SettingError
 from gnomon.updates.leaves import Dense, Leaf, Masked
 
 
 class Updates:
-    """What each sample would change, for every trainable parameter of a model.
+    """The updates of all samples of a batch, for every trainable parameter of a model.
 
-    Leaves are visited one at a time, so no operation but `dense` ever holds samples x parameters.
+    Operations visit one leaf at a time, so that none but `dense` allocates a samples x parameters matrix.
+
+    Args:
+        leaves: the leaves by parameter name, in the order of `model.named_parameters()`.
+        losses: the per-sample losses, detached, (B,).
 
     >>> from torch import nn
     >>> from gnomon.updates import gradients
@@ -27,7 +32,6 @@ class Updates:
     def __init__(self, leaves: Mapping[str, Leaf], losses: Tensor) -> None:
         self.leaves = dict(leaves)
         self.losses = losses
-        """The per-sample losses, detached, (B,)."""
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -38,55 +42,74 @@ class Updates:
         return tuple(self.leaves)
 
     def norms(self) -> Tensor:
-        """Each sample's norm over all parameters, float64, (B,)."""
+        """Return the norm of each sample's update over all parameters, float64, (B,)."""
         return self.norms_by_parameter().square().sum(1).sqrt()
 
     def norms_by_parameter(self) -> Tensor:
-        """Each sample's norm for each parameter, float64, (B, number of parameters)."""
+        """Return the norm of each sample's update for each parameter, float64, (B, number of parameters)."""
         if not self.leaves:
             return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
         return torch.stack([leaf.square_norms() for leaf in self.leaves.values()], 1).sqrt_()
 
     def ceilings_by_parameter(self) -> Tensor:
-        """At least each sample's norm for each parameter as if no term cancelled another, float64."""
+        """Return an upper bound on each norm of `norms_by_parameter` if no terms cancelled, of the same shape.
+
+        Where it is far above the norm, sums carry rounding errors that the norm does not show.
+        """
         if not self.leaves:
             return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
         return torch.stack([leaf.square_ceilings() for leaf in self.leaves.values()], 1).sqrt_()
 
     def gram(self, other: Updates) -> Tensor:
-        """Inner products of every sample here with every sample of `other`, (B, B')."""
+        """Return the inner products of every sample with every sample of `other`, (B, B').
+
+        Raises:
+            SettingError: the updates have different parameters.
+        """
         if other.names != self.names:
-            raise ValueError(f"gram needs updates of the same parameters; here {self.names}, there {other.names}")
+            raise SettingError("other", other.names, f"updates of the parameters {self.names}")
         total = self.losses.new_zeros(len(self), len(other))
         for name, leaf in self.leaves.items():
             total += leaf.gram(other.leaves[name])
         return total
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """`sum_i w_i g_i` by parameter name.
+        """Return `sum_i w_i g_i` by parameter name.
 
-        `weights` is (B,), or (B, number of parameters) with a column for each name. A sample of weight
-        zero is left out altogether, so that a non-finite update of weight zero adds nothing.
+        Guarantee: a sample of weight zero adds nothing, even if its update is not finite.
+
+        Args:
+            weights: one weight per sample, (B,), or one per sample and parameter, (B, number of parameters).
+
+        Raises:
+            SettingError: the weights have another shape.
         """
-        allowed = ((len(self),), (len(self), len(self.leaves)))
-        if tuple(weights.shape) not in allowed:
-            raise ValueError(f"weights of shape {tuple(weights.shape)}: give {allowed[0]} or {allowed[1]}")
+        shapes = ((len(self),), (len(self), len(self.leaves)))
+        if tuple(weights.shape) not in shapes:
+            raise SettingError("weights.shape", tuple(weights.shape), f"{shapes[0]} or {shapes[1]}")
         table = weights[:, None] if weights.dim() == 1 else weights
-        # below its smallest normal number a format rounds by whole factors: such weights are zero
+        # subnormal numbers have relative rounding errors of any size, so subnormal weights count as zero
         table = torch.where(table.abs() < torch.finfo(self.losses.dtype).tiny, 0, table)
         sums = {}
         for column, (name, leaf) in enumerate(self.leaves.items()):
             weight = table[:, column if weights.dim() == 2 else 0].to(leaf.like.dtype)
             total = leaf.weighted_sum(weight)
             if not bool(torch.isfinite(total.sum())) and weight.numel():
-                # zero times a non-finite update is not zero, or a product left the range of the format on the way
+                # zero times a non-finite update is NaN, or an intermediate product overflowed
                 used = (table != 0).any(1).nonzero().squeeze(1)
                 total = leaf.select(used).double().weighted_sum(weight[used].double()).to(total.dtype)
             sums[name] = total
         return sums
 
     def perturbed(self, deviation: float, normal: Callable[[int], Tensor]) -> Updates:
-        """Every coordinate of every sample with independent noise added; written out, so for few coordinates."""
+        """Return the updates with independent noise of this standard deviation added to every coordinate.
+
+        The result is dense, so its size is samples x coordinates.
+
+        Args:
+            deviation: the standard deviation.
+            normal: draws the given number of standard normal numbers.
+        """
         leaves: dict[str, Leaf] = {}
         for name, leaf in self.leaves.items():
             values = leaf.dense()
@@ -96,13 +119,13 @@ class Updates:
         return Updates(leaves, self.losses)
 
     def dense(self) -> Tensor:
-        """The (B, p) matrix; columns as in `model.named_parameters()`. For tests and small problems."""
+        """Return the (B, p) matrix, with columns in the order of `model.named_parameters()`; for small problems."""
         if not self.leaves:
             return self.losses.new_zeros(len(self), 0)
         return torch.cat([leaf.dense().reshape(len(self), leaf.shape.numel()) for leaf in self.leaves.values()], 1)
 
     def select(self, index: Tensor) -> Updates:
-        """The updates of the samples `index` alone."""
+        """Return the updates of the samples `index`."""
         return Updates({name: leaf.select(index) for name, leaf in self.leaves.items()}, self.losses[index])
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from gnomon.data.sources.holdout import holdout
 from gnomon.data.sources.labels import class_labels
 from gnomon.data.sources.source import Source
 from gnomon.errors import DataError
-from gnomon.memory import available_memory, size_words
+from gnomon.memory import available_memory, format_bytes
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("inputs", "targets")
@@ -108,21 +108,23 @@ def _check_sizes(path: Path, members: zipfile.ZipFile) -> None:
         name = member.filename.removesuffix(".npy")
         factor = SHRINKS.get(member.compress_type, math.inf)
         if member.file_size > factor * min(member.compress_size, there) + SLACK:
-            problem = f"has an array {name} that claims {size_words(member.file_size)} in a file of {size_words(there)}"
+            problem = (
+                f"has an array {name} that claims {format_bytes(member.file_size)} in a file of {format_bytes(there)}"
+            )
             raise DataError(path, problem, DAMAGED)
         with members.open(member) as file:
             claimed = _claimed(file)
             if claimed is not None and claimed[1] != (found := member.file_size - file.tell()):
                 shape, size = claimed
                 problem = (
-                    f"has an array {name} whose header claims shape {shape}, {size_words(size)}, "
-                    f"where the file has {size_words(found)}"
+                    f"has an array {name} whose header claims shape {shape}, {format_bytes(size)}, "
+                    f"where the file has {format_bytes(found)}"
                 )
                 raise DataError(path, problem, DAMAGED)
         total += member.file_size
     free = available_memory()
     if free is not None and total > free:
-        problem = f"has arrays of {size_words(total)} together, and {size_words(free)} of memory are available"
+        problem = f"has arrays of {format_bytes(total)} together, and {format_bytes(free)} of memory are available"
         raise DataError(path, problem, SMALLER)
 
 

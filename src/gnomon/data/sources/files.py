@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 from gnomon.errors import DataError
-from gnomon.memory import size_words
+from gnomon.memory import format_bytes
 
 WHERE = "or name another folder with data_dir (--data-dir) or GNOMON_DATA; 'digits' needs no files"
 
@@ -48,7 +48,7 @@ def contents(path: Path) -> bytes:
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror})", "check the file's permissions") from error
     if len(unpacked) > LARGEST:
-        problem = f"unpacks to more than {size_words(LARGEST)}, and no file of the data sets is as large"
+        problem = f"unpacks to more than {format_bytes(LARGEST)}, and no file of the data sets is as large"
         raise DataError(path, problem, "check that the file is the official one; get it again")
     return unpacked
 

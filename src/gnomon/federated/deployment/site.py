@@ -23,7 +23,7 @@ from gnomon.federated.simulation.settings import declared, refuse_unused
 from gnomon.federated.simulation.setup import build_client, member, participations
 from gnomon.federated.simulation.strategy import PUBLIC, build_strategy
 from gnomon.federated.state import PersistentState
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.ledger import Head, LedgerError, needed_path
 from gnomon.ledger.identity import declared as declared_name
 from gnomon.ledger.identity import is_name
@@ -173,7 +173,7 @@ class SiteFolder:
 
     def remember(self, client: Client) -> None:
         """Keep what must outlive the round, and how far the ledger reached."""
-        write_whole(self.path / MEMORY, client.persistent.to_bytes())
+        write_atomic(self.path / MEMORY, client.persistent.to_bytes())
         self._write(self._kept() | {"head": str(client.ledger_session.head())})
 
     def note(self, number: int, client: Client) -> None:
@@ -187,7 +187,7 @@ class SiteFolder:
         return dict(json.loads((self.path / LEDGER).read_text()))
 
     def _write(self, values: dict[str, Any]) -> None:
-        write_whole(self.path / LEDGER, json.dumps(values).encode())
+        write_atomic(self.path / LEDGER, json.dumps(values).encode())
 
     def persistent(self) -> PersistentState:
         path = self.path / MEMORY
@@ -197,7 +197,7 @@ class SiteFolder:
         """The public records: from the message, or kept from an earlier one."""
         path = self.path / PUBLIC_FILE
         if "public" in message.arrays:
-            write_whole(path, PersistentState({"public": message.arrays["public"]}).to_bytes())
+            write_atomic(path, PersistentState({"public": message.arrays["public"]}).to_bytes())
         elif not path.exists():
             raise Refused("contents", "no public records")
         arrays = PersistentState.from_bytes(path.read_bytes()).arrays["public"]
@@ -247,7 +247,7 @@ def answer(
             reply = client.train(message)
             folder.remember(client)
             folder.note(message.round, client)
-            write_whole(state / "statement.txt", client.statement().text().encode())
+            write_atomic(state / "statement.txt", client.statement().text().encode())
         finally:
             book.shut()
         return reply

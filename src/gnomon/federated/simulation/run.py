@@ -30,7 +30,7 @@ from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.train import plain
-from gnomon.statement.sealed import fingerprints
+from gnomon.statement.consistency import file_hashes
 from gnomon.statement.statement import ledger_note
 from gnomon.training import Statement
 from gnomon.training.interrupt import StopRequest
@@ -156,7 +156,7 @@ def go(
                     entries.remember(folder)
                 bar.update()
                 bar.set_postfix(accuracy=f"{record['validation/accuracy']:.3f}", epsilon=digits(record["epsilon"]))
-                if stop.asked:
+                if stop.requested:
                     stopped = "interrupted"
                     break
         except RoundFailed as error:  # what was reached before is kept, without what a failed round moved
@@ -202,7 +202,7 @@ def _write(
         notes.append(f"{unknown_before(entries.ledger.path.name)}.")
     ledger = _ledger_note(config, federation)
     statement = federated_statement(config, server, private, federation.public, ledger, notes)
-    statement = dataclasses.replace(statement, files=fingerprints(folder.path))
+    statement = dataclasses.replace(statement, files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())
     folder.write("bytes.md", traffic(federation, history).encode())

@@ -160,7 +160,7 @@ def build_client(
     >>> source = load("digits")
     >>> server = build_server(config, source, source.train[:0], {"a": 1437})
     >>> client = build_client(config, "a", source.train, server.members["a"], server.strategy, source)
-    >>> client.trainer.plan.steps
+    >>> client.trainer.mechanism.steps
     50
     """
     model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
@@ -194,7 +194,7 @@ def build_client(
         progress=False,
     )
     if rounds is not None and rounds < 1:
-        trainer.account.charge(trainer.plan.steps)  # nothing is left: refused when asked
+        trainer.account.charge(trainer.mechanism.steps)  # nothing is left: refused when asked
     each_round = None
     if whole_client and ledger is not None and seed is None:
         each_round = LedgerSession(ledger, as_records(config), planned, dataset=dataset, label=label)

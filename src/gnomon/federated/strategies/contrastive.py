@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gnomon.errors import SettingError
 from gnomon.methods import Update
-from gnomon.updates import Loss, Updates, gradients
+from gnomon.updates import Layouts, Loss, Updates, gradients
 from gnomon.updates.trees import call
 
 
@@ -88,7 +88,9 @@ class Contrastive:
     def displaces(self) -> bool:
         return bool(getattr(self.inner, "displaces", False))
 
-    def __call__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Updates:
+    def __call__(
+        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+    ) -> Updates:
         if not self._wrapped or self._wrapped[0].model is not model:
             self._wrapped[:] = [WithFeatures(model)]
         with torch.no_grad():
@@ -97,5 +99,5 @@ class Contrastive:
         def joint(outputs: Sequence[Any], known: Sequence[Any]) -> Tensor:
             return loss(outputs[0], known[0]) + self.weight * contrast(outputs[1], known[1], known[2], self.temperature)
 
-        updates = self.inner(self._wrapped[0], joint, inputs, (targets, near, far))
+        updates = self.inner(self._wrapped[0], joint, inputs, (targets, near, far), layouts=layouts)
         return Updates({name.removeprefix("model."): leaf for name, leaf in updates.leaves.items()}, updates.losses)

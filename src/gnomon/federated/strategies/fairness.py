@@ -46,7 +46,7 @@ class Losses(Component):
     def before(self, method: Method, local_round: LocalRound) -> Method:
         most = local_round.persistent.numbers.get("most loss", self.first)
         space = BesideLoss(method.subspace, local_round.bound, most, self.ratio)
-        return dataclasses.replace(method, subspace=space, clip=UpdateAndLoss(self.ratio, method.clip))
+        return dataclasses.replace(method, subspace=space)
 
     def after(self, local_round: LocalRound) -> Message:
         loss = sum(local_round.losses) / len(local_round.losses)

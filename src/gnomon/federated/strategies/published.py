@@ -60,7 +60,7 @@ class Strategy:
     @property
     def public(self) -> Any:
         """The public records that the subspace is made of, or None."""
-        return getattr(self.space, "public", None)
+        return None if self.space is None else self.space.public
 
     def bound(self, max_grad_norm: float) -> float:
         """What one record can move in one step, with everything that is released."""
@@ -80,7 +80,7 @@ class Strategy:
         """The local method of a round."""
         method = self.method
         if basis is not None and not isinstance(method.subspace, Ambient):
-            held = Held(basis, f"{method.subspace.name}, held for a round", self.public)
+            held = Held(basis, self.space or method.subspace, f"{method.subspace.name}, held for a round")
             method = dataclasses.replace(method, subspace=held)
         for component in self.components:
             method = component.before(method, local_round)

@@ -12,8 +12,7 @@ from typing import Any
 from gnomon import clipping
 from gnomon.data import Records
 from gnomon.errors import SettingError
-from gnomon.methods import METHODS, LocalSteps, Method
-from gnomon.methods.forms import FORMS
+from gnomon.methods import FORMS, METHODS, LocalSteps, Method
 from gnomon.runs.config import FAIR, TrainConfig, recipe
 from gnomon.runs.setting_names import dashed
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 
 from gnomon import models
-from gnomon.accounting import FixedSize, FullBatch, Poisson, Sampling, Shuffled, TruncatedPoisson
+from gnomon.accounting import Sampling
 from gnomon.data import Records, Source
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
@@ -22,6 +22,7 @@ from gnomon.release import SecureNoise, SeededNoise
 from gnomon.runs.builders.method import build_method
 from gnomon.runs.builders.records import is_own, public_count, uses_public
 from gnomon.runs.config import TrainConfig
+from gnomon.sampling import FLAGS
 from gnomon.training import Trainer, evaluate, train_on_public
 from gnomon.training.checks.model import refuse_device
 from gnomon.validate import positive, whole
@@ -78,7 +79,7 @@ def build_trainer(
 
     >>> from gnomon.data import load
     >>> source = load("digits")
-    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).plan.steps
+    >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).mechanism.steps
     6
     """
     model = build_model(config, source, public)
@@ -155,22 +156,7 @@ def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
     batch = whole("batch-size", config.batch_size)
     if batch > size:
         raise SettingError("batch-size", batch, f"at most {size}, the declared number of records")
-    return SAMPLERS[config.sampler](batch, size)
-
-
-def _truncated_poisson(batch: int, size: int) -> TruncatedPoisson:
-    """Return truncated Poisson sampling with six standard deviations of room: truncation then costs next to nothing."""
-    return TruncatedPoisson(batch / size, min(size, math.ceil(batch + 6 * batch**0.5)), size)
-
-
-SAMPLERS: dict[str, Callable[[int, int], tuple[Sampling, float]]] = {
-    "poisson": lambda batch, size: (Poisson(batch / size), batch),
-    "truncated": lambda batch, size: (_truncated_poisson(batch, size), batch),
-    "shuffled": lambda batch, size: (Shuffled(math.ceil(size / batch)), batch),
-    "full": lambda batch, size: (FullBatch(), size),
-    "fixed": lambda batch, size: (FixedSize(batch, size), batch),
-}
-"""Sampling scheme and divisor by the name of the setting, from the batch size and the declared number of records."""
+    return FLAGS[config.sampler].for_batches(batch, size)
 
 
 def _sgd(config: TrainConfig, model: nn.Module, lr: float) -> Optimizer:

@@ -15,7 +15,7 @@ from gnomon.accounting import Poisson, Shuffled, epsilon, noise_multiplier, step
 from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.figures.picture import Picture
-from gnomon.files import write_whole
+from gnomon.files import write_atomic
 from gnomon.runs.config import TrainConfig
 from gnomon.studies import compare
 from gnomon.studies.cells import CellsFailed
@@ -202,10 +202,10 @@ def command(experiment: Experiment, rows: Sequence[ResultRow]) -> str:
 def write(experiment: Experiment, rows: list[ResultRow], folder: Path) -> list[Picture]:
     """Table as CSV and Markdown, picture as PNG and SVG, and everything for `gnomon report`; returns the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "result.csv", table(rows).encode(), shared=True)
-    write_whole(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
+    write_atomic(folder / "result.csv", table(rows).encode(), shared=True)
+    write_atomic(folder / "result.md", markdown(experiment, rows).encode(), shared=True)
     if any(row.series for row in rows):
-        write_whole(folder / "series.csv", series_table(rows).encode(), shared=True)
+        write_atomic(folder / "series.csv", series_table(rows).encode(), shared=True)
     drawn = pictures(experiment, rows)
     for one in drawn:
         for ending in ("png", "svg"):  # of an earlier version, whose name did not say what it showed
@@ -217,5 +217,5 @@ def write(experiment: Experiment, rows: list[ResultRow], folder: Path) -> list[P
         "rows": [plain_row(row) for row in rows],
         "command": command(experiment, rows),
     }
-    write_whole(folder / "reproduction.json", f"{json.dumps(kept, indent=1)}\n".encode(), shared=True)
+    write_atomic(folder / "reproduction.json", f"{json.dumps(kept, indent=1)}\n".encode(), shared=True)
     return drawn

@@ -1,37 +1,46 @@
-"""Whether a clip rule treats each sample by itself."""
+"""Checks that a clip rule weighs each sample independently of the others."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from gnomon.clipping import ClipRule, for_losses
+from gnomon.clipping import ClipRule
 from gnomon.training.checks.model import NotPrivate
 
-MADE_UP = 8
-"""How many samples a rule is tried on."""
+SAMPLES = 8
+"""The number of made-up samples on which a rule is tried."""
 
 
 def refuse_mixing_rule(rule: ClipRule, blocks: int, bound: float, device: torch.device | None = None) -> None:
-    """Refuses a clip rule whose weight for a sample depends on the others of its batch, or on earlier batches.
+    """Refuse a clip rule whose weight for a sample depends on other samples of its batch, or on earlier batches.
 
-    The norms are made up, a few a thousand times shorter or longer than the bound; `blocks` is how many a sample has.
+    The rule is tried on made-up norms between a thousandth and a thousand times the bound.
+
+    Args:
+        rule: the clip rule.
+        blocks: the number of blocks of one sample's update.
+        bound: the clip bound C.
+        device: the device of the norms.
+
+    Raises:
+        NotPrivate: the weight of a sample depends on the samples around it.
 
     >>> from gnomon.clipping import Flat
     >>> refuse_mixing_rule(Flat(), blocks=2, bound=1.0)
     """
     draw = torch.Generator().manual_seed(0)
-    spread = 10.0 ** (6 * torch.rand(MADE_UP, blocks, generator=draw, dtype=torch.float64) - 3)
-    norms, losses = (spread * bound).to(device), 4 * torch.rand(MADE_UP, generator=draw).to(device)
+    spread = 10.0 ** (6 * torch.rand(SAMPLES, blocks, generator=draw, dtype=torch.float64) - 3)
+    norms, losses = (spread * bound).to(device), 4 * torch.rand(SAMPLES, generator=draw).to(device)
 
     def weights(chosen: Tensor) -> Tensor:
-        return for_losses(rule, losses[chosen]).weights(norms[chosen], bound).double()
+        return rule.for_losses(losses[chosen]).weights(norms[chosen], bound).double()
 
-    everybody = torch.arange(MADE_UP, device=norms.device)
-    whole = weights(everybody)
-    for chosen in (everybody[:1], everybody[2:5], everybody.flip(0)):
+    everyone = torch.arange(SAMPLES, device=norms.device)
+    whole = weights(everyone)
+    for chosen in (everyone[:1], everyone[2:5], everyone.flip(0)):
         if not torch.allclose(weights(chosen), whole[chosen], rtol=1e-5, atol=0, equal_nan=True):
             raise NotPrivate(
-                f"clip rule '{rule.name}' gives a sample another weight when others are in its batch, or came before "
-                "it: no clip bound holds; let its weight depend on that sample's norms and loss alone"
+                f"clip rule '{rule.name}' gives a sample another weight when other samples are in its batch, or came "
+                "before it: no clip bound holds; let the weight depend on that sample's norms and loss alone"
             )

@@ -1,4 +1,4 @@
-"""Whether each sample's update depends on that sample alone, seen from a few records before training starts."""
+"""Checks that each sample's update depends on that sample alone, made on a few records before training starts."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gnomon.clipping import ClipRule, Flat, for_losses
+from gnomon.clipping import ClipRule, Flat
 from gnomon.clipping.rules import total
 from gnomon.data import Loader
 from gnomon.methods import Update
 from gnomon.release.door import SUM_ROUNDINGS, admission, lengths
 from gnomon.training.checks.model import NotPrivate
 from gnomon.updates import Loss, Updates
-from gnomon.updates.gradients import batch_size
 from gnomon.updates.random_ops import RepeatableRandomness
 from gnomon.updates.snapshot import Snapshot, untouched
-from gnomon.updates.trees import take_rows, tensors
+from gnomon.updates.trees import batch_size, take_rows, tensors
 
 FEW = 8
-"""How many records are enough."""
+"""The number of records on which updates are compared."""
 
 COMBINATIONS = 4
-"""How many random combinations of updates are compared."""
+"""The number of random linear combinations of updates that are compared."""
 
 NOTHING = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""A block of an update that is shorter than this part of the whole counts as zero in the comparison of blocks."""
+"""By data type: a block of an update shorter than this share of the whole update is treated as zero."""
 
-LOOKED = 256
-"""How many items of a Dataset are made in search of a second target; where targets are in memory, all are seen."""
+MAX_SEARCHED = 256
+"""The number of items of a Dataset that are read to find a second target; targets in memory are all searched."""
 
 
 def few(loader: Loader, order: Tensor) -> tuple[Any, Any]:
-    """The first few records of an order, the last of them one with another target if they are all alike.
+    """Return the first few records in an order; if their targets are equal, the last one is replaced by another record.
 
     >>> data = Loader((torch.zeros(50, 1), torch.arange(50).eq(40).long()))
     >>> few(data, torch.arange(50))[1]
@@ -48,7 +47,7 @@ def few(loader: Loader, order: Tensor) -> tuple[Any, Any]:
     inputs, targets = loader.take(order[:FEW])
     if bool(unlike(targets, 0).any()):
         return inputs, targets
-    rest, step = (order[FEW:], 2**16) if loader.in_memory else (order[FEW : FEW + LOOKED], 4 * FEW)
+    rest, step = (order[FEW:], 2**16) if loader.in_memory else (order[FEW : FEW + MAX_SEARCHED], 4 * FEW)
     for some in rest.split(step):
         seen = torch.cat([order[:1], some])
         other = unlike(loader.targets(seen), 0).nonzero().flatten()
@@ -58,7 +57,7 @@ def few(loader: Loader, order: Tensor) -> tuple[Any, Any]:
 
 
 def enough(inputs: Any, targets: Any) -> bool:
-    """Whether records can show a dependence of any kind: one alone, or with targets that are all alike, hides much.
+    """Return whether records can reveal any kind of dependence: at least two, with at least two different targets.
 
     >>> enough(torch.zeros(3, 1), torch.tensor([0, 0, 1])), enough(torch.zeros(3, 1), torch.tensor([1, 1, 1]))
     (True, False)
@@ -67,7 +66,7 @@ def enough(inputs: Any, targets: Any) -> bool:
 
 
 def unlike(targets: Any, position: int) -> Tensor:
-    """Which records have another target than the one at a position, (B,).
+    """Return which records have another target than the record at a position, (B,).
 
     >>> unlike({"class": torch.tensor([1, 1, 1]), "box": torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 1.0]])}, 0)
     tensor([False,  True, False])
@@ -80,11 +79,11 @@ def unlike(targets: Any, position: int) -> Tensor:
     return found
 
 
-Coordinates = Callable[[Updates], Updates]
-"""How a method looks at updates before it clips them."""
+CoordinateMap = Callable[[Updates], Updates]
+"""Maps updates to the coordinates in which a method clips them."""
 
 Comparison = Callable[[Updates, Updates], float]
-"""How far updates are from what they were, as a share of their lengths."""
+"""Returns the distance between two sets of updates, relative to their norms."""
 
 
 def refuse_dependence(
@@ -95,19 +94,30 @@ def refuse_dependence(
     targets: Any,
     *,
     rule: ClipRule | None = None,
-    coordinates: Coordinates | None = None,
+    coordinates: CoordinateMap | None = None,
 ) -> None:
-    """Runs the update on a few records, then changes the company they are in, and compares.
+    """Refuse a model or loss in which the update of one sample depends on the other samples of its batch.
 
-    The last record is changed, given another target, or removed; then two records at a time are alone. Finds functional
-    batch norm, batch means, a batch's maximum or longest sequence, ranking losses, losses balanced or standardised
-    within the batch, and state of model or loss that a forward pass changes. Random numbers are the same in each run;
-    where there are some, the runs with fewer records have constants in their place. Model and loss are left as they
-    were, except for caches that hold the same whatever the records are: those stay filled.
+    Updates of a few records are computed, then the other records of the batch are varied and the updates are compared.
+    The last record is changed, given another target, or removed; then pairs of records are computed alone. This finds
+    functional batch norm, batch means, the maximum or longest sequence of a batch, ranking losses, losses balanced or
+    standardised within the batch, and state of model or loss that a forward pass changes. Random numbers are the same
+    in each run; if the model draws any, the runs with fewer records use constants instead. Model and loss are left as
+    they were, except that caches whose contents do not depend on the records stay filled.
 
-    A clip `rule` that treats blocks of an update apart can lengthen one block beside the others, and `coordinates` may
-    keep little of an update but what its batch shares. Then clipped updates are compared as well, block by block: with
-    such a rule alone in float64 on a copy of the model, where the model has a copy that runs.
+    Args:
+        model: the model.
+        loss: maps (outputs, targets) to one number per sample.
+        update: computes the per-sample updates.
+        inputs: the inputs of a few records.
+        targets: their targets.
+        rule: the clip rule. A rule with one weight per block of an update can lengthen a block relative to the others,
+            so clipped updates are then also compared block by block, in float64 on a copy of the model if possible.
+        coordinates: the map to the coordinates in which updates are clipped. They may keep little of an update but what
+            its batch shares, so clipped coordinates are then also compared block by block.
+
+    Raises:
+        NotPrivate: the updates differ by more than rounding.
     """
     if batch_size(inputs) < 2:
         return
@@ -115,8 +125,8 @@ def refuse_dependence(
     clipped = partial(_blocks_apart, rule or Flat())
     if coordinates is not None:
 
-        def in_coordinates(*batch: Any) -> Updates:
-            return coordinates(update(*batch))
+        def in_coordinates(*batch: Any, **options: Any) -> Updates:
+            return coordinates(update(*batch, **options))
 
         culprit = "the model, the loss or the subspace"
         _refuse_dependence(model, loss, in_coordinates, inputs, targets, clipped, culprit)
@@ -141,18 +151,18 @@ def _refuse_dependence(
             before.note(contents=True)
         chance = RepeatableRandomness(model)
 
-        with chance.repeated() as watch:
+        with chance.repeated() as random_ops:
             whole = update(model, loss, inputs, targets)
 
         def run(records: tuple[Any, Any], constant: bool = False) -> Updates:
             chance.restore()
-            with chance.repeated(constant) if constant or watch.own else nullcontext():
+            with chance.repeated(constant) if constant or random_ops.own_generator else nullcontext():
                 return update(model, loss, *records)
 
         filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
         still = whole
         for how, kept, records in _variants(inputs, targets):
-            constant = watch.drew and batch_size(records[0]) < size  # masks of dropout differ with the batch's size
+            constant = random_ops.drew and batch_size(records[0]) < size  # dropout masks depend on the batch size
             if constant and still is whole:
                 still = run((inputs, targets), constant)
             base = (still if constant else whole).select(kept)
@@ -162,15 +172,18 @@ def _refuse_dependence(
                 _refuse_mixing(culprit, how, apart, again=0.0 if again <= _tolerance(whole) else again)
         if touched := filled.changed():
             refuse_touched(touched)
-        before.note()  # caches stay filled: the first step would be refused for filling them
+        before.note()  # caches stay filled; otherwise the first step would be refused for filling them
 
 
 def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, targets: Any) -> None:
-    """Refuses a model whose updates depend on the padded length of a batch of sequences.
+    """Refuse a model whose updates depend on the padded length of a batch of sequences.
 
     A collated batch is as long as its longest record, so an update that depends on the length depends on the other
     records. Rows that end, or begin, with a run of equal values are shortened by half of that run, and updates are
-    compared. A model that takes one length only, and a batch without such rows, show nothing.
+    compared. A model that accepts a single length, and a batch without such rows, cannot be checked and pass.
+
+    Raises:
+        NotPrivate: with less padding the updates change by more than rounding.
     """
     length = next((t.shape[1] for t in tensors(inputs) if t.dim() > 1), 0)
     for last in (True, False):
@@ -188,7 +201,7 @@ def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, ta
             try:
                 with chance.repeated(constant=True):
                     after = update(model, loss, *shorter)
-            except Exception:  # the model takes one length only, so no batch of it is padded
+            except Exception:  # the model accepts a single length, so none of its batches is padded
                 continue
         apart = _whole_apart(before, after)
         if not apart <= _tolerance(before):
@@ -200,7 +213,7 @@ def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, ta
 
 
 def _shortened(tree: Any, length: int, kept: slice) -> Any:
-    """The tensors of that length with the kept positions alone."""
+    """Return the tree with only the kept positions of each tensor of that length."""
 
     def shortened(values: Tensor) -> Tensor:
         return values[:, kept] if values.dim() > 1 and values.shape[1] == length else values
@@ -209,10 +222,10 @@ def _shortened(tree: Any, length: int, kept: slice) -> Any:
 
 
 def _padding(tree: Any, length: int, last: bool) -> Tensor:
-    """How many positions at the end, or the beginning, of each record look like padding, (B,); zeros if none do.
+    """Return how many positions at the end, or the beginning, of each record look like padding, (B,).
 
     Padding is a run of one value in all tensors of that length, the same for at least half of the records and not for
-    all of them: the longest record has none.
+    all of them, because the longest record has no padding.
     """
     if length < 2:
         return torch.zeros(0, dtype=torch.long)
@@ -228,7 +241,7 @@ def _padding(tree: Any, length: int, last: bool) -> Tensor:
 
 
 def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> Snapshot:
-    """Refuses what the first run left behind, unless other records leave the same and it stays: a causal mask, say."""
+    """Refuse state that the first run changed, unless other records leave the same, as with a cached causal mask."""
     left = before.later()
     run((inputs, targets))
     if touched := left.changed():
@@ -241,12 +254,12 @@ def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any
 
 
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[str, Tensor, tuple[Any, Any]]]:
-    """Which records are as they were, and the batch that begins with them: all but the last one, then pairs alone."""
+    """Yield the name of each variation, the positions of unchanged records, and the batch that starts with them."""
     size = batch_size(inputs)
     others = torch.arange(size - 1)
     yield "one sample is changed", others, (_each(_other_last, inputs), targets)
     unequal = unlike(targets, -1).nonzero().flatten()
-    if len(unequal):  # a target that some record has is one that the loss takes
+    if len(unequal):  # the loss accepts a target that some record has
         exchanged = _each(lambda t: torch.cat([t[:-1], t[unequal[:1]]]), targets)
         yield "one sample is given another target", others, (inputs, exchanged)
     yield "one sample is removed", others, take_rows((inputs, targets), slice(-1))
@@ -260,7 +273,7 @@ def _each(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def refuse_touched(touched: str) -> NoReturn:
-    """Refuses state that was written to without noise, by its name. No value is quoted: it may come from a record."""
+    """Raise an error that names state written without noise. It quotes no value, which may come from a record."""
     raise NotPrivate(
         f"a training forward pass changes the attribute, buffer or parameter '{touched}': what it reads off people's "
         "records would stay there and end up in the saved model, or in the updates of others, without noise; build the "
@@ -284,31 +297,33 @@ def _refuse_mixing(culprit: str, how: str, apart: float, again: float) -> None:
 
 
 def _whole_apart(before: Updates, after: Updates) -> float:
-    """How far random combinations of updates are from what they were, in units of their lengths; the farthest counts.
+    """Return the largest relative distance between random linear combinations of two sets of updates.
 
-    Differences can cancel in one combination, not in several.
+    Differences can cancel in one combination, but hardly in several.
     """
     norms, losses = before.norms(), before.losses
-    usable = torch.isfinite(norms)  # other samples are left out of every step
+    usable = torch.isfinite(norms)  # samples with other norms are left out of every step
     norms = norms.where(usable, 0)
     draw = torch.Generator()
     draw.seed()
     found = []
     for _ in range(COMBINATIONS):
         drawn = torch.randn(len(before), generator=draw).to(losses)
-        weights = (drawn / norms.clamp(min=1)).to(losses.dtype).where(usable, 0)  # none drowns or overflows the rest
+        weights = (
+            (drawn / norms.clamp(min=1)).to(losses.dtype).where(usable, 0)
+        )  # so that no sample dominates or overflows the sum
         old, new = before.weighted_sum(weights), after.weighted_sum(weights)
         apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
         scale = float((weights.abs() * norms).sum())
         found.append(apart / max(scale, 1e-300) if apart else 0.0)
-    return float(torch.tensor(found, dtype=torch.float64).max())  # not a number if one is not
+    return float(torch.tensor(found, dtype=torch.float64).max())  # NaN if any is NaN
 
 
 def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
-    """How far random combinations of clipped updates are from what they were, in the block where that is farthest.
+    """Return the largest relative distance, over blocks, between random combinations of clipped updates.
 
-    The bound is so low that every block is clipped, because training may come there. A block counts with its length and
-    with what rounding may do to it: of a block that is zero but for rounding nothing can be said.
+    The bound is so low that every block is clipped, as it may be in training. The distance of a block is relative to
+    its norm plus its possible rounding error: a block that is zero up to rounding cannot be compared.
     """
     rounding = SUM_ROUNDINGS * torch.finfo(before.losses.dtype).eps
     norms = lengths(before)  # (B, blocks)
@@ -339,15 +354,15 @@ def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
 
 
 def _is_blockwise(rule: ClipRule) -> bool:
-    """Whether a rule gives the blocks of one sample different weights."""
+    """Return whether a rule gives the blocks of one sample different weights."""
     made_up = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
-    return for_losses(rule, torch.ones(2)).weights(made_up, 1.0).shape[1] > 1
+    return rule.for_losses(torch.ones(2)).weights(made_up, 1.0).shape[1] > 1
 
 
 def _in_float64(
     model: nn.Module, update: Update, loss: Loss, inputs: Any, targets: Any
 ) -> tuple[nn.Module, Loss, Update, Any, Any] | None:
-    """A copy of the model in float64, with loss and records; None if there is no such copy, or it does not run."""
+    """Return a float64 copy of model, loss and records; None if they cannot be copied or the copy does not run."""
 
     def wide(tree: Any) -> Any:
         return pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, tree)
@@ -359,7 +374,7 @@ def _in_float64(
         batch = wide(inputs), wide(targets)
         with untouched(exact):
             update(exact, criterion, *batch)
-    except Exception:  # it was written for float32: then its own precision has to do
+    except Exception:  # a model written for float32 is compared in its own precision
         return None
     return exact, criterion, update, *batch
 
@@ -369,7 +384,7 @@ def _tolerance(updates: Updates) -> float:
 
 
 def _other_last(x: Tensor) -> Tensor:
-    """The batch with another last record, beyond all others where values are real numbers."""
+    """Return the batch with another last record; real values are made larger in magnitude than all others."""
     x = x.clone()
     beyond = 1 + 3 * x.abs().amax(0) if x.is_floating_point() else None
     x[-1] = x[0] if beyond is None else torch.where(x[-1] > 0, -beyond, beyond)

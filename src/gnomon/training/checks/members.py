@@ -1,4 +1,4 @@
-"""Whether validation records are training records, whose scores no noise protects."""
+"""Checks whether validation records are training records, whose scores no noise protects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,37 @@ from gnomon.data import Loader
 from gnomon.errors import SettingError
 
 IN_MEMORY = 100_000
-"""Up to how many validation and training records are compared by content where they are tensors or sparse rows."""
+"""The largest number of records that are compared by content if they are tensors or sparse rows."""
 ITEMS = 20_000
-"""The same for a Dataset, whose items have to be made one by one."""
+"""The same for a Dataset, whose items are read one by one."""
 SAMPLED = 2_000
-"""How many items of a validation Dataset stand for all of them."""
+"""The number of items that are compared of a larger validation Dataset."""
 SHARE = 0.1
-"""The share of the validation records from which on they count as training records."""
+"""The share of known records from which on a validation set counts as training records."""
+
+
+class MembershipCheck:
+    """Whether scores on validation records are scores of training records, now and at any time in a run.
+
+    >>> check, records = MembershipCheck(), (torch.randn(9, 2), torch.zeros(9))
+    >>> check.compare(records, records)
+    >>> check.current, check.ever
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self.train: Any = None
+        """The training records, once there are any."""
+        self.current = False
+        """Whether the validation records that were compared last are training records, wholly or in part."""
+        self.ever = False
+
+    def compare(self, validation: Any, train: Any = None) -> None:
+        """Compare validation records with training records (default: those of the run, if there are any)."""
+        train = self.train if train is None else train
+        if train is not None:
+            self.current = of_members(validation, train)
+            self.ever |= self.current
 
 
 def of_members(validation: Any, train: Any) -> bool:
@@ -58,7 +82,7 @@ def of_members(validation: Any, train: Any) -> bool:
 
 
 def _alike(ours: Loader, theirs: Loader) -> bool:
-    """Whether more of our records have the contents of theirs than would by chance."""
+    """Return whether more validation records equal training records than would by chance."""
     if any(len(one) > (IN_MEMORY if one.in_memory else ITEMS) for one in (ours, theirs)):
         return False
     sparse = ours.sparse or theirs.sparse
@@ -66,7 +90,7 @@ def _alike(ours: Loader, theirs: Loader) -> bool:
         with _chance_kept():
             times = Counter(_marks(theirs, torch.arange(len(theirs)), sparse))
             met = [times[mark] for mark in _marks(ours, _some(ours), sparse)]
-    except SettingError:  # inputs of a kind that cannot be compared with sparse rows cannot be the same either
+    except SettingError:  # inputs that cannot be compared with sparse rows are not equal to them
         return False
     if all(met) and 2 * met.count(1) > len(met):
         return True
@@ -76,7 +100,7 @@ def _alike(ours: Loader, theirs: Loader) -> bool:
 
 
 def _some(loader: Loader) -> Tensor:
-    """The positions to look at: all, or of many items that have to be made an even selection."""
+    """Return the positions to compare: all, or an even selection of a large Dataset."""
     if loader.in_memory or len(loader) <= SAMPLED:
         return torch.arange(len(loader))
     return torch.linspace(0, len(loader) - 1, SAMPLED).round().long()
@@ -90,17 +114,17 @@ def _marks(loader: Loader, positions: Tensor, sparse: bool) -> Iterator[bytes]:
 
 
 def _origin(data: Any) -> tuple[Any, set[int] | None]:
-    """The Dataset behind Subsets, of Subsets too, and the positions of their items in it; None for all."""
+    """Return the Dataset behind nested Subsets, and the positions of their items in it; None for all of them."""
     positions = None
     while isinstance(data, Subset):
         chosen = [int(index) for index in data.indices]
         positions = chosen if positions is None else [chosen[index] for index in positions]
         data = data.dataset
-    return data, None if positions is None else {index % len(data) for index in positions}  # -1 is the last
+    return data, None if positions is None else {index % len(data) for index in positions}  # -1 is the last item
 
 
 def _shared(validation: Any, train: Any) -> bool:
-    """Whether inputs are partly the same memory; of every other row of a tensor this cannot be told."""
+    """Return whether two sets of inputs share memory; this is not visible for strided views of a tensor."""
     one, other = (_inputs(data) for data in (validation, train))
     if one is None or other is None or one.device != other.device:
         return False
@@ -109,7 +133,7 @@ def _shared(validation: Any, train: Any) -> bool:
 
 
 def _inputs(data: Any) -> Tensor | None:
-    """The inputs as one block of memory, if they are one."""
+    """Return the inputs if they are one contiguous block of memory, else None."""
     found = data[0] if isinstance(data, tuple | list) and len(data) else getattr(data, "inputs", None)
     whole = isinstance(found, Tensor) and found.layout is torch.strided and found.is_contiguous() and found.numel() > 0
     return found if whole else None
@@ -117,8 +141,8 @@ def _inputs(data: Any) -> Tensor | None:
 
 @contextmanager
 def _chance_kept() -> Iterator[None]:
-    """Reading items that are drawn at random leaves the generators of Python, NumPy and torch as they were."""
-    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  # the one that a Dataset may draw from
+    """Restore the random generators of Python, NumPy and torch after items were read, which may draw from them."""
+    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  # the generator that a Dataset may draw from
     try:
         with torch.random.fork_rng(devices=[]):
             yield

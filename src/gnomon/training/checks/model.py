@@ -1,4 +1,4 @@
-"""What is refused before training starts, because no clip bound would hold for it."""
+"""Checks of model, optimizer and public records before training starts, where no clip bound could hold."""
 
 from __future__ import annotations
 
@@ -10,19 +10,35 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gnomon.data import Loader
 from gnomon.data.split import refuse_shared
-from gnomon.errors import SettingError
+from gnomon.errors import GnomonError, SettingError
 
 
-class NotPrivate(ValueError):
-    """The model or its data flow lets one person reach another one's update.
+class NotPrivate(GnomonError, ValueError):
+    """The model or its data flow lets one record influence the update of another, so no clip bound holds.
 
     >>> issubclass(NotPrivate, ValueError)
     True
     """
 
 
+def check_model(model: nn.Module) -> None:
+    """Refuse a model for which no clip bound could hold, or that no step could compute.
+
+    Raises:
+        NotPrivate: a module mixes samples, changes weights in a forward pass, or is spread over processes.
+        SettingError: the model is on a device without float64.
+
+    >>> check_model(nn.Linear(2, 2))
+    """
+    for parameter in model.parameters():
+        refuse_device(parameter.device)
+    refuse_distributed(model)
+    refuse_batch_norm(model)
+    refuse_max_norm(model)
+
+
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Batch normalisation in any form: training or frozen, with or without affine weights.
+    """Refuse batch normalisation in any form: training or frozen, with or without affine weights.
 
     >>> refuse_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     Traceback (most recent call last):
@@ -38,7 +54,7 @@ clip bound holds, frozen or not; use nn.GroupNorm or nn.LayerNorm instead
 
 
 def refuse_distributed(model: nn.Module) -> None:
-    """Models that are wrapped or sharded for several processes or devices: each would release a sum of its own.
+    """Refuse models that are wrapped or sharded for several processes or devices: each would release its own sum.
 
     >>> refuse_distributed(nn.DataParallel(nn.Linear(2, 2)))
     Traceback (most recent call last):
@@ -62,25 +78,25 @@ noise and account for its own part alone; hand over the plain module (model.modu
 
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-"""Classes of torch that spread a model over processes or devices."""
+"""Classes of torch that distribute a model over processes or devices."""
 
 
 def refuse_device(device: torch.device) -> None:
-    """A device without float64: norms, sums and noise are formed in it.
+    """Refuse a device without float64, in which norms, sums and noise are computed.
 
     >>> refuse_device(torch.device("mps"))
     Traceback (most recent call last):
-    gnomon.errors.SettingError: device = 'mps' is invalid; expected cpu or cuda: norms and noise are formed in \
+    gnomon.errors.SettingError: device = 'mps' is invalid; expected cpu or cuda: norms and noise are computed in \
 float64, which MPS does not have
     """
     if device.type == "mps":
         raise SettingError(
-            "device", str(device), "cpu or cuda: norms and noise are formed in float64, which MPS does not have"
+            "device", str(device), "cpu or cuda: norms and noise are computed in float64, which MPS does not have"
         )
 
 
 def refuse_max_norm(model: nn.Module) -> None:
-    """Embeddings that shorten the rows they look up, in place and without noise: trainable or frozen.
+    """Refuse embeddings that renormalise the rows they look up, in place and without noise, trainable or frozen.
 
     >>> refuse_max_norm(nn.Embedding(3, 2, max_norm=1.0).requires_grad_(False))
     Traceback (most recent call last):
@@ -96,40 +112,42 @@ saved model would show who looked; build it without max_norm
 
 
 def refuse_optimizer(optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
-    """An optimizer or a scheduler that cannot be driven by released gradients alone.
+    """Refuse an optimizer or a scheduler that needs more than released gradients.
 
     >>> refuse_optimizer(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]), None)
     Traceback (most recent call last):
-    gnomon.errors.SettingError: optimizer = 'LBFGS' is invalid; expected one that takes one gradient a step
+    gnomon.errors.SettingError: optimizer = 'LBFGS' is invalid; expected an optimizer that takes one gradient per step
     """
     if isinstance(optimizer, LBFGS):
-        raise SettingError("optimizer", "LBFGS", "one that takes one gradient a step")
+        raise SettingError("optimizer", "LBFGS", "an optimizer that takes one gradient per step")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise SettingError(
-            "scheduler", "ReduceLROnPlateau", "one that needs no metric: a private loss must not steer the step size"
+            "scheduler",
+            "ReduceLROnPlateau",
+            "a scheduler that needs no metric: a private loss must not steer the step size",
         )
 
 
 def refuse_foreign_parameters(model: nn.Module, optimizer: Optimizer) -> None:
-    """The optimizer must hold exactly the model's trainable parameters."""
+    """Refuse an optimizer that does not hold exactly the trainable parameters of the model."""
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if not names:
-        raise ValueError("the model has no parameter with requires_grad: there is nothing to train")
+        raise SettingError.with_message("the model has no parameter with requires_grad: there is nothing to train")
     missing = [name for p, name in names.items() if p not in held]
     if missing:
-        raise ValueError(
+        raise SettingError.with_message(
             f"the optimizer does not hold {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}: "
             "pass model.parameters(), or freeze what should not move with requires_grad_(False)"
         )
     if held - set(names):
-        raise ValueError(
+        raise SettingError.with_message(
             f"the optimizer holds {len(held - set(names))} parameters that are not the model's: "
             "build it from model.parameters() after the model is final"
         )
 
 
 def refuse_overlap(train: Loader, public: Loader) -> None:
-    """Public records must not occur, by content, among the private ones."""
+    """Refuse public records that also occur, by content, among the private ones."""
     sparse = train.sparse or public.sparse
     refuse_shared(train.marks(sparse=sparse), public.marks(sparse=sparse))

@@ -1,6 +1,6 @@
-"""Leaves: the updates of all samples for one parameter, in the form that is cheapest to hold.
+"""Leaves: the updates of all samples for one parameter, each in the form that is cheapest to store.
 
-Every leaf answers the same questions: `square_norms`, `gram`, `inner`, `weighted_sum`, `dense`.
+All leaves have the same operations: `square_norms`, `gram`, `inner`, `weighted_sum` and `dense`.
 """
 
 from gnomon.updates.leaves.convolution import Convolution

@@ -1,4 +1,4 @@
-"""Updates of a convolution: a linear layer on the windows it slides over, cut out when needed."""
+"""The updates of a convolution: a linear layer on the windows of its input, which are extracted when needed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies
 
 
 class Convolution(Leaf):
-    """Sample i's update is the correlation of its (already padded) input with its output gradient.
+    """Updates that are the correlation of each sample's input with its output gradient.
 
-    `inputs` (B, C, *space), `outputs` (B, out, *positions). The windows, as many times larger than the
-    input as the kernel has cells, exist for a few samples at a time.
+    The windows together are larger than the input by a factor of the kernel size, so they are extracted for a few
+    samples at a time.
+
+    Args:
+        inputs: the padded inputs, (B, C, *space).
+        outputs: the gradients of the outputs, (B, out, *positions).
+        shape: the shape of the weight.
+        stride: the stride in each dimension.
+        dilation: the dilation in each dimension.
+        groups: the number of groups.
 
     >>> leaf = Convolution(torch.ones(1, 1, 3), torch.ones(1, 1, 2), torch.Size([1, 1, 2]), [1], [1], 1)
     >>> leaf.dense()
@@ -45,13 +53,14 @@ class Convolution(Leaf):
 
     @property
     def length(self) -> int:
+        """The number of windows."""
         return self.outputs.shape[2:].numel()
 
     def factored(self, part: slice = slice(None)) -> Factored:
-        """The windows of some samples and their output gradients, as a linear layer's factors.
+        """Return the windows and output gradients of some samples as the factors of a linear layer.
 
-        Columns run over the kernel first and channels last: with channels last in memory too, a window is a few
-        long runs, and cutting it out is one fast copy.
+        In the columns the kernel dimensions come first and the channels last. With channels last in memory too, a
+        window consists of a few contiguous runs, so that extracting it is a fast copy.
         """
         x, grad = self.inputs[part].movedim(1, -1).contiguous(), self.outputs[part].movedim(1, -1)
         steps, channels = x.stride()[1:-1], x.shape[-1] // self.groups
@@ -65,7 +74,7 @@ class Convolution(Leaf):
                 1,
             ),
         )
-        windows = windows.reshape(len(x), self.groups, self.length, self.columns)  # the one copy
+        windows = windows.reshape(len(x), self.groups, self.length, self.columns)  # the only copy
         grad = grad.reshape(len(x), self.length, self.groups, self.rows // self.groups).transpose(1, 2)
         return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
@@ -73,24 +82,24 @@ class Convolution(Leaf):
         return self._block(start, stop).flatten(2)
 
     def dense(self) -> Tensor:
-        """(B, *shape), with channels last in memory: putting them first would be one more copy of everything."""
+        """Return the updates, (B, *shape), with channels last in memory, which saves a copy."""
         return self._block(0, self.rows)
 
     def _block(self, start: int, stop: int) -> Tensor:
         parts = [self.factored(part).block(start, stop) for part in self._parts()]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return found.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
+        block = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return block.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
 
     def square_norms(self) -> Tensor:
         return self._measured[0]
 
     def square_ceilings(self) -> Tensor:
-        """Those of a linear layer on the windows: a cell that no window reaches counts for nothing."""
+        """Return the ceilings of a linear layer on the windows; inputs outside all windows do not count."""
         return self._measured[1]
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """Square norms and their ceilings."""
+        """The square norms and their ceilings."""
         squares, ceilings = zip(*(self.factored(part).measured for part in self._parts()), strict=True)
         return torch.cat(squares), torch.cat(ceilings)
 
@@ -98,7 +107,7 @@ class Convolution(Leaf):
         if amplifies(self.inputs):
             return self.double().weighted_sum(weights.double()).to(self.like.dtype)
         scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))
-        # strided convolutions may not reach the last cells; cut them off so that sizes agree
+        # windows may not reach the last inputs of a strided convolution; remove these so that sizes agree
         reach = [
             (out - 1) * step + (size - 1) * gap + 1
             for out, step, size, gap in zip(
@@ -141,7 +150,7 @@ class Convolution(Leaf):
 
 
 def pad(x: Tensor, padding: Sequence[tuple[int, int]], mode: str) -> Tensor:
-    """The input with its borders added, as the convolution itself would see it.
+    """Return the input with the padding that the convolution applies.
 
     >>> pad(torch.ones(1, 1, 2), [(1, 0)], "zeros")
     tensor([[[0., 1., 1.]]])

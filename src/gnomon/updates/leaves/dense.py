@@ -1,8 +1,9 @@
-"""Updates written out: one matrix a sample."""
+"""Dense updates, one matrix per sample, and updates that are zero."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -10,11 +11,15 @@ from torch import Tensor
 from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
 
 FEW = 2
-"""So few matrices are multiplied with factors one by one."""
+"""The largest number of dense matrices whose products with a factored leaf are computed one at a time."""
 
 
 class Dense(Leaf):
-    """Per-sample updates as they are, (B, *shape).
+    """Per-sample updates as one tensor, (B, *shape).
+
+    Args:
+        values: the updates.
+        ceilings: square ceilings, if the values are sums whose terms may have cancelled; otherwise the square norms.
 
     >>> leaf = Dense(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     >>> leaf.square_norms()
@@ -27,7 +32,6 @@ class Dense(Leaf):
         self.values = values
         self.shape = values.shape[1:]
         self._ceilings = ceilings
-        """Square ceilings, where the values came from sums whose terms may have cancelled."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -51,7 +55,7 @@ class Dense(Leaf):
 
     @cached_property
     def _stored(self) -> Tensor:
-        """Each sample's numbers in the order they have in memory, which no norm or sum minds, (B, numel)."""
+        """Each sample's numbers in memory order, which does not matter for norms and sums, (B, numel)."""
         each = self.shape.numel()
         if not self._packed:
             return self.values.reshape(len(self), each)
@@ -59,9 +63,9 @@ class Dense(Leaf):
 
     @property
     def _packed(self) -> bool:
-        """Whether samples follow each other in memory without gaps, with their dimensions in whatever order."""
+        """Whether samples follow each other in memory without gaps, whatever the order of their dimensions."""
         expected = 1
-        for size, stride in sorted(zip(self.values.shape, self.values.stride(), strict=True), key=lambda one: one[1]):
+        for size, stride in sorted(zip(self.values.shape, self.values.stride(), strict=True), key=itemgetter(1)):
             if size != 1:
                 if stride != expected:
                     return False
@@ -73,8 +77,8 @@ class Dense(Leaf):
 
     def gram(self, other: Leaf) -> Tensor:
         if len(self) <= FEW and not isinstance(other, Dense):
-            return other.gram(self).T  # which may know a way without writing itself out
-        if isinstance(other, Dense) and self._alike(other):
+            return other.gram(self).T  # the other leaf may have a way without its dense form
+        if isinstance(other, Dense) and self._same_order(other):
             return self._stored @ other._stored.T
         return super().gram(other)
 
@@ -86,8 +90,8 @@ class Dense(Leaf):
             total += exact @ exact.T
         return total
 
-    def _alike(self, other: Dense) -> bool:
-        """Whether two leaves have their numbers in the same order in memory."""
+    def _same_order(self, other: Dense) -> bool:
+        """Return whether two leaves have their numbers in the same order in memory."""
         return self._packed and other._packed and self.values.stride()[1:] == other.values.stride()[1:]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ class Dense(Leaf):
 
 
 class Zero(Leaf):
-    """The update of a parameter that this forward pass did not use: zero for everyone.
+    """The updates of a parameter that the forward pass did not use: zero for every sample.
 
     >>> Zero(2, torch.Size([3]), torch.empty(0)).dense()
     tensor([[0., 0., 0.],

@@ -1,4 +1,4 @@
-"""Updates of a linear layer in factored form: `G_i = B_i^T A_i`."""
+"""The updates of a linear layer in factored form, `G_i = B_i^T A_i`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies, row_square_
 
 
 class Factored(Leaf):
-    """Sample i's update is `outputs_i^T inputs_i`, for each of H independent groups.
+    """Updates of the form `outputs_i^T inputs_i`, for each of H independent groups.
 
-    `inputs` (B, H, T, in) are the T inputs the layer saw, `outputs` (B, H, T, out) the gradients that
-    came back. A linear layer has one group and T is 1 or the sequence length; a grouped convolution has
-    its groups. The parameter has H * out rows and `in` columns.
+    A linear layer has one group, and T is 1 or the sequence length; a grouped convolution has several groups. The
+    parameter has H * out rows and `in` columns.
+
+    Args:
+        inputs: the T inputs of the layer, (B, H, T, in).
+        outputs: the T gradients of its outputs, (B, H, T, out).
+        shape: the shape of the parameter.
 
     >>> leaf = Factored(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0]]]]), torch.Size([1, 2]))
     >>> leaf.dense()
@@ -37,14 +41,15 @@ class Factored(Leaf):
 
     @property
     def length(self) -> int:
+        """The number T of inputs per sample."""
         return self.inputs.shape[2]
 
     def block(self, start: int, stop: int) -> Tensor:
         size, groups, _, columns = self.inputs.shape
         if groups == 1:
             return self.outputs[:, 0, :, start:stop].mT @ self.inputs[:, 0]
-        every = self.outputs.mT @ self.inputs  # (B, H, out, in)
-        return every.reshape(size, self.rows, columns)[:, start:stop]
+        matrices = self.outputs.mT @ self.inputs  # (B, H, out, in)
+        return matrices.reshape(size, self.rows, columns)[:, start:stop]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if amplifies(self.inputs):
@@ -62,12 +67,12 @@ class Factored(Leaf):
         return self.measured[0]
 
     def square_ceilings(self) -> Tensor:
-        """`|A_i|^2 |B_i|^2`, by Cauchy and Schwarz."""
+        """Return `|A_i|^2 |B_i|^2`, which bounds the square norm by the Cauchy-Schwarz inequality."""
         return self.measured[1]
 
     @cached_property
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Square norms and their ceilings."""
+        """The square norms and their ceilings."""
         if self.length > 1 and self.ghost_is_cheaper():
             square, ceiling, spread = self._ghost()
             return exact_where_cancelled(self, square, ceiling, spread), ceiling
@@ -78,7 +83,10 @@ class Factored(Leaf):
         return (ceiling if self.length == 1 else super().square_norms()), ceiling  # |b a^T| = |a| |b|
 
     def _ghost(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`sum (A_i A_i^T) * (B_i B_i^T)`, ceilings, and the norm of the terms; float64 where squares leave float32."""
+        """Return the square norms `sum (A_i A_i^T) * (B_i B_i^T)`, their ceilings, and the norm of the terms.
+
+        Samples whose squares exceed the range of float32 are computed in float64.
+        """
         size, groups, length, _ = self.inputs.shape
         square = self.like.new_zeros(size, dtype=torch.float64)
         ceiling, spread = torch.zeros_like(square), torch.zeros_like(square)
@@ -100,7 +108,7 @@ class Factored(Leaf):
         return square, ceiling, spread
 
     def ghost_is_cheaper(self) -> bool:
-        """Whether T^2 (in + out) multiplications beat the T in out of writing the matrix out."""
+        """Return whether T^2 (in + out) multiplications are fewer than the T in out of the dense form."""
         columns, rows = self.inputs.shape[3], self.outputs.shape[3]
         return self.length * (columns + rows) < columns * rows
 
@@ -118,25 +126,26 @@ class Factored(Leaf):
         return super().self_gram()
 
     def _dot(self, matrix: Tensor) -> Tensor:
-        """`<B_i^T A_i, M> = sum_t b_t^T M a_t` for one matrix, (B,)."""
+        """Return `<B_i^T A_i, M> = sum_t b_t^T M a_t` for one matrix, (B,)."""
         return ((self.inputs[:, 0] @ matrix.T) * self.outputs[:, 0]).flatten(1).sum(1)
 
     def _factored_gram_is_cheaper(self, other: Factored) -> bool:
         columns, rows = self.inputs.shape[3], self.outputs.shape[3]
-        mine, theirs = len(self) * self.length, len(other) * other.length
-        return mine * theirs * (columns + rows) < (mine + theirs + len(self) * len(other)) * columns * rows
+        own_rows, other_rows = len(self) * self.length, len(other) * other.length
+        dense_cost = (own_rows + other_rows + len(self) * len(other)) * columns * rows
+        return own_rows * other_rows * (columns + rows) < dense_cost
 
     def _factored_gram(self, other: Factored) -> Tensor:
         total = self.like.new_zeros(len(self), len(other))
         span = len(other) * other.length
         step = max(1, CHUNK_BYTES // max(1, self.length * span * self.like.element_size()))
         for group in range(self.inputs.shape[1]):
-            their_in = other.inputs[:, group].flatten(0, 1)
-            their_out = other.outputs[:, group].flatten(0, 1)
+            other_inputs = other.inputs[:, group].flatten(0, 1)
+            other_outputs = other.outputs[:, group].flatten(0, 1)
             for start in range(0, len(self), step):
                 part = slice(start, start + step)
-                a = self.inputs[part, group].flatten(0, 1) @ their_in.T
-                b = self.outputs[part, group].flatten(0, 1) @ their_out.T
+                a = self.inputs[part, group].flatten(0, 1) @ other_inputs.T
+                b = self.outputs[part, group].flatten(0, 1) @ other_outputs.T
                 product = a.mul_(b).view(len(self.inputs[part]), self.length, len(other), other.length)
                 total[part] += product[:, 0, :, 0] if self.length == other.length == 1 else product.sum((1, 3))
         return total
@@ -147,7 +156,8 @@ class Factored(Leaf):
     def times(self, x: Tensor) -> Tensor:
         if self.inputs.shape[1] > 1:
             return super().times(x)
-        if any(amplifies(factor) for factor in (x, self.inputs, self.outputs)):  # a product could leave float32 midway
+        if any(amplifies(factor) for factor in (x, self.inputs, self.outputs)):
+            # an intermediate product could overflow in float32
             exact = self.double()
             return ((x.double() @ exact.inputs[:, 0].mT) @ exact.outputs[:, 0]).to(x.dtype)
         return (x @ self.inputs[:, 0].mT) @ self.outputs[:, 0]
@@ -163,22 +173,26 @@ class Factored(Leaf):
 
 
 def _in_range(traces: Tensor) -> Tensor:
-    """Whether products of a sample's sums of squares (B, H) stay in the range of float32, (B,).
+    """Return whether products of sums of squares (B, H) stay in the range of float32, (B,).
 
-    A sum of zero is outside: in float32 it may be one of squares that vanished.
+    A sum of zero does not: its squares may have underflowed in float32.
     """
     return ((traces > 1e-18) & (traces < 1e18)).all(1)
 
 
 def exact_where_cancelled(leaf: Leaf, square: Tensor, ceiling: Tensor, spread: Tensor | None = None) -> Tensor:
-    """Square norms from signed terms, computed again in float64 where the terms nearly cancelled or overflowed.
+    """Return square norms that are sums of signed terms, recomputed in float64 where terms cancelled or overflowed.
 
-    `spread` is the norm of the terms where they round independently of each other, as those of many tokens do: their
-    sum then errs by a few roundings of that, else of `ceiling`.
+    Guarantee: the relative error of a finite norm is about 1e-5 or less, even if large terms of opposite sign leave a
+    small sum, so that rounding cannot make a norm pass as smaller than it is. A norm is finite exactly if its ceiling
+    is finite, whatever `square` contains.
 
-    Guarantee: the relative error of a finite norm stays near 1e-5 or below also when large terms of opposite sign
-    leave a small one, so clipping cannot be fooled by rounding. An update has a finite norm if its ceiling is finite,
-    whatever `square` is, and none if its ceiling is not.
+    Args:
+        leaf: the leaf.
+        square: the square norms, (B,); overwritten.
+        ceiling: the square ceilings, (B,).
+        spread: the norm of the terms, if their rounding errors are independent, as those of many tokens are. The error
+            of the sum is then a few roundings of the spread; otherwise, of the ceiling.
     """
     eps = torch.finfo(leaf.like.dtype).eps
     least = torch.maximum(1e4 * eps * ceiling, 2e5 * eps * (ceiling if spread is None else spread))

@@ -1,4 +1,4 @@
-"""Updates of an embedding table: each sample touches a few rows."""
+"""The updates of an embedding table, where each sample changes a few rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
 
 
 class Indexed(Leaf):
-    """Sample i's update adds `values_i,t` to row `index_i,t`; nothing of the table's size is stored.
+    """Updates that add `values_i,t` to row `index_i,t`, without storing anything of the size of the table.
 
-    `index` (B, T), `values` (B, T, columns). A row hit twice gets both.
+    If a row occurs several times, its values are added.
+
+    Args:
+        index: the rows, (B, T).
+        values: the values, (B, T, columns).
+        shape: the shape of the table.
 
     >>> leaf = Indexed(torch.tensor([[1, 1]]), torch.tensor([[[3.0], [1.0]]]), torch.Size([4, 1]))
     >>> leaf.square_norms()
@@ -47,12 +52,12 @@ class Indexed(Leaf):
         return self._measured[0]
 
     def square_ceilings(self) -> Tensor:
-        """The square norm where no row is hit twice, else `(sum_t |values_t|)^2`, as if all hit the same one."""
+        """Return the square norm if no row occurs twice, else `(sum_t |values_t|)^2`, as if all rows were the same."""
         return self._measured[1]
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """Square norms and their ceilings. Only samples that hit a row twice need all pairs of positions."""
+        """The square norms and their ceilings; only samples in which a row occurs twice need all pairs of positions."""
         lengths = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64)
         square = lengths.square().sum(1)
         twice = self._repeated(lengths).nonzero().squeeze(1)
@@ -60,21 +65,21 @@ class Indexed(Leaf):
             return square, square
         ceiling = square.clone()
         ceiling[twice] = lengths[twice].sum(1).square_()
-        some = self.select(twice)
-        paired, spread = some._paired(lengths[twice].amax(1))
-        square[twice] = exact_where_cancelled(some, paired, ceiling[twice], spread)
+        selected = self.select(twice)
+        paired, spread = selected._paired(lengths[twice].amax(1))
+        square[twice] = exact_where_cancelled(selected, paired, ceiling[twice], spread)
         return square, ceiling
 
     def _repeated(self, lengths: Tensor) -> Tensor:
-        """Which samples hit a row more than once with values that are not zero."""
-        spare = self.rows + torch.arange(self.index.shape[1], device=self.index.device)
-        places = torch.where(lengths == 0, spare, self.index).sort(1).values
-        return (places[:, 1:] == places[:, :-1]).any(1)
+        """Return which samples have a row more than once, with nonzero values."""
+        unused = self.rows + torch.arange(self.index.shape[1], device=self.index.device)
+        ordered = torch.where(lengths == 0, unused, self.index).sort(1).values
+        return (ordered[:, 1:] == ordered[:, :-1]).any(1)
 
     def _paired(self, longest: Tensor) -> tuple[Tensor, Tensor]:
-        """Square norms over all pairs of positions, and the norm of their terms.
+        """Return the square norms as sums over all pairs of positions, and the norms of their terms.
 
-        In float64 where squares of the longest leave float32.
+        Samples in which the square of the longest value exceeds the range of float32 are computed in float64.
         """
         size, length = self.index.shape
         square = self.values.new_zeros(size, dtype=torch.float64)
@@ -97,13 +102,14 @@ class Indexed(Leaf):
         if not isinstance(other, Indexed):
             return super().gram(other)
         total = self.values.new_zeros(len(self), len(other))
-        length, theirs = self.index.shape[1], other.index.shape[1]
-        step = max(1, CHUNK_BYTES // max(1, length * len(other) * theirs * self.values.element_size()))
+        length, other_length = self.index.shape[1], other.index.shape[1]
+        step = max(1, CHUNK_BYTES // max(1, length * len(other) * other_length * self.values.element_size()))
         for start in range(0, len(self), step):
             part = slice(start, start + step)
             dots = self.values[part].flatten(0, 1) @ other.values.flatten(0, 1).T
             same = self.index[part].reshape(-1, 1) == other.index.reshape(1, -1)
-            total[part] = torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), theirs).sum((1, 3))
+            terms = torch.where(same, dots, 0).view(len(self.index[part]), length, len(other), other_length)
+            total[part] = terms.sum((1, 3))
         return total
 
     def self_gram(self) -> Tensor:
@@ -111,7 +117,7 @@ class Indexed(Leaf):
         return exact.gram(exact)
 
     def inner(self, other: Leaf) -> Tensor:
-        """Against a linear layer on the same table: `sum_t,s b'_s[index_t] <a'_s, values_t>`."""
+        """Return `<g_i, h_i>`; against a linear layer with the same table `sum_t,s b'_s[index_t] <a'_s, values_t>`."""
         if not (isinstance(other, Factored) and other.inputs.shape[1] == 1):
             return super().inner(other)
         picked = other.outputs[:, 0].gather(2, self.index[:, None, :].expand(-1, other.length, -1))

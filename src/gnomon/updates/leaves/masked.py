@@ -1,4 +1,4 @@
-"""Updates of which some coordinates are left out."""
+"""Updates restricted to some coordinates by a mask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gnomon.updates.leaves.factored import Factored
 from gnomon.updates.leaves.leaf import Leaf
 
 LEAST_SHARE = 1e-30
-"""Below this part of a square norm, float32 may have lost some of what the mask leaves."""
+"""If the mask leaves a smaller share of the square norm, float32 may have lost part of it."""
 
 
 class Masked(Leaf):
-    """Every sample's update times the same mask of zeros and ones, in the parameter's shape.
+    """Updates times the same mask of zeros and ones for every sample, in the shape of the parameter.
 
     >>> from gnomon.updates.leaves import Dense
     >>> Masked(Dense(torch.tensor([[3.0, 4.0]])), torch.tensor([1.0, 0.0])).square_norms()
@@ -40,17 +40,17 @@ class Masked(Leaf):
         leaf = self.leaf
         if not (isinstance(leaf, Factored) and leaf.length == 1 and leaf.inputs.shape[1] == 1):
             return super().square_norms()
-        # |b a^T * M|^2 = (b^2)^T M (a^2); rows are scaled to length one so that squares stay in range
+        # |b a^T * M|^2 = (b^2)^T M (a^2); vectors are scaled to unit length so that their squares stay in range
         a, b = leaf.inputs[:, 0, 0], leaf.outputs[:, 0, 0]
-        long_a, long_b = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in (a, b))
-        a, b = (_unit(x, length).square().to(self.mask.dtype) for x, length in ((a, long_a), (b, long_b)))
+        norm_a, norm_b = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in (a, b))
+        a, b = (_unit(x, norm).square().to(self.mask.dtype) for x, norm in ((a, norm_a), (b, norm_b)))
         share = ((b @ self.mask) * a).sum(1, dtype=torch.float64)
-        square = share * (long_a * long_b).square()
-        vanished = (share < LEAST_SHARE) & (long_a * long_b > 0)
-        if bool(vanished.any()):
-            index = vanished.nonzero().squeeze(1)
+        square = share * (norm_a * norm_b).square()
+        doubtful = (share < LEAST_SHARE) & (norm_a * norm_b > 0)
+        if bool(doubtful.any()):
+            index = doubtful.nonzero().squeeze(1)
             square[index] = Leaf.square_norms(self.select(index).double())
-        return torch.where(torch.isfinite(long_a * long_b), square, torch.inf)
+        return torch.where(torch.isfinite(norm_a * norm_b), square, torch.inf)
 
     def square_ceilings(self) -> Tensor:
         return self.leaf.square_ceilings()
@@ -63,5 +63,5 @@ class Masked(Leaf):
 
 
 def _unit(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Rows of length one in float64; rows of zeros stay zero."""
+    """Return rows scaled to unit length in float64; rows of zeros stay zero."""
     return rows.double() / lengths.clamp_min(torch.finfo(torch.float64).tiny)[:, None]

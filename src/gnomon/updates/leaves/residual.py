@@ -1,4 +1,4 @@
-"""What is left of updates when their part in a subspace is taken away."""
+"""Updates minus their projection onto a subspace."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from gnomon.updates.leaves.leaf import Leaf
 
 
 class Residual(Leaf):
-    """Sample i's update minus `sum_j parts_ij h_j`, for vectors h in the form of another leaf.
+    """Updates of the form `g_i - sum_j coefficients_ij h_j`.
 
-    `parts` is (B, m). Norms come from inner products, so neither the difference nor the vectors are written out.
+    Norms are computed from inner products, so neither the difference nor the vectors are needed in dense form.
+
+    Args:
+        leaf: the updates g.
+        vectors: the m vectors h, as a leaf.
+        coefficients: (B, m).
 
     >>> from gnomon.updates.leaves import Dense
     >>> h = Dense(torch.tensor([[1.0, 0.0]]))
@@ -20,8 +25,8 @@ class Residual(Leaf):
     tensor([[0., 4.]])
     """
 
-    def __init__(self, leaf: Leaf, vectors: Leaf, parts: Tensor) -> None:
-        self.leaf, self.vectors, self.parts, self.shape = leaf, vectors, parts, leaf.shape
+    def __init__(self, leaf: Leaf, vectors: Leaf, coefficients: Tensor) -> None:
+        self.leaf, self.vectors, self.coefficients, self.shape = leaf, vectors, coefficients, leaf.shape
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -31,29 +36,29 @@ class Residual(Leaf):
         return self.leaf.like
 
     def block(self, start: int, stop: int) -> Tensor:
-        taken = self.vectors.block(start, stop)  # (m, rows, columns)
-        return self.leaf.block(start, stop) - torch.einsum("bm,mrc->brc", self.parts, taken)
+        vectors = self.vectors.block(start, stop)  # (m, rows, columns)
+        return self.leaf.block(start, stop) - torch.einsum("bm,mrc->brc", self.coefficients, vectors)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.leaf.weighted_sum(weights) - self.vectors.weighted_sum(weights @ self.parts)
+        return self.leaf.weighted_sum(weights) - self.vectors.weighted_sum(weights @ self.coefficients)
 
     def square_norms(self) -> Tensor:
-        parts = self.parts.double()
-        crossed = (self.leaf.gram(self.vectors).double() * parts).sum(1)
-        square = self.leaf.square_norms() - 2 * crossed + self._taken(parts)
+        coefficients = self.coefficients.double()
+        cross_terms = (self.leaf.gram(self.vectors).double() * coefficients).sum(1)
+        square = self.leaf.square_norms() - 2 * cross_terms + self._projection_square_norms(coefficients)
         return exact_where_cancelled(self, square, self.square_ceilings())
 
     def square_ceilings(self) -> Tensor:
-        """No less than the lengths of both parts together."""
+        """Return the square of the sum of the ceilings of the update and of its projection."""
         lengths = self.vectors.square_ceilings().sqrt()
-        return (self.leaf.square_ceilings().sqrt() + self.parts.double().abs() @ lengths).square()
+        return (self.leaf.square_ceilings().sqrt() + self.coefficients.double().abs() @ lengths).square()
 
-    def _taken(self, parts: Tensor) -> Tensor:
+    def _projection_square_norms(self, coefficients: Tensor) -> Tensor:
         square = self.vectors.gram(self.vectors).double()
-        return ((parts @ square) * parts).sum(1)
+        return ((coefficients @ square) * coefficients).sum(1)
 
     def select(self, index: Tensor) -> Residual:
-        return Residual(self.leaf.select(index), self.vectors, self.parts[index])
+        return Residual(self.leaf.select(index), self.vectors, self.coefficients[index])
 
     def double(self) -> Residual:
-        return Residual(self.leaf.double(), self.vectors.double(), self.parts.double())
+        return Residual(self.leaf.double(), self.vectors.double(), self.coefficients.double())

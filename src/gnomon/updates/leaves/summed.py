@@ -1,4 +1,4 @@
-"""Updates of a parameter that is used more than once."""
+"""The updates of a parameter that is used more than once, such as tied weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnomon.updates.leaves.leaf import Leaf
 
 
 class Summed(Leaf):
-    """The sum of several leaves of one parameter. Cross terms count in its norm."""
+    """The sum of several leaves of one parameter; its norm includes the cross terms."""
 
     def __init__(self, parts: Sequence[Leaf]) -> None:
         self.parts = tuple(parts)
@@ -36,8 +36,8 @@ class Summed(Leaf):
 
     def square_norms(self) -> Tensor:
         squares = [part.square_norms() for part in self.parts]
-        crossed = [2 * a.inner(b) for a, b in combinations(self.parts, 2)]
-        return exact_where_cancelled(self, torch.stack([*squares, *crossed]).sum(0), self.square_ceilings())
+        cross_terms = [2 * a.inner(b) for a, b in combinations(self.parts, 2)]
+        return exact_where_cancelled(self, torch.stack([*squares, *cross_terms]).sum(0), self.square_ceilings())
 
     def square_ceilings(self) -> Tensor:
         return torch.stack([part.square_ceilings().sqrt() for part in self.parts]).sum(0).square()
@@ -59,7 +59,7 @@ class Summed(Leaf):
 
 
 def add(leaves: Sequence[Leaf]) -> Leaf:
-    """One leaf for the sum of leaves of one parameter, in the simplest form that holds it.
+    """Return the sum of leaves of one parameter as one leaf, in the simplest form.
 
     >>> add([Dense(torch.ones(2, 3)), Dense(torch.ones(2, 3))]).dense().sum().item()
     12.0
@@ -80,6 +80,6 @@ def add(leaves: Sequence[Leaf]) -> Leaf:
         inputs = torch.cat([leaf.inputs for leaf in factored], 2)
         outputs = torch.cat([leaf.outputs for leaf in factored], 2)
         merged.append(Factored(inputs, outputs, factored[0].shape))
-    # an embedding's inner product with a linear layer is cheap when the embedding asks
+    # Indexed.inner has a cheap way for factored leaves, so indexed leaves come first
     merged.sort(key=lambda leaf: not isinstance(leaf, Indexed))
     return merged[0] if len(merged) == 1 else Summed(merged)

@@ -1,4 +1,4 @@
-"""One rule for each layer type; importing this package registers those that come with the library."""
+"""The rules that compute per-sample updates, one for each layer type; importing this package registers them."""
 
 from gnomon.updates.rules import attention, convolution, embedding, linear, normalisation, recurrent
 from gnomon.updates.rules.registry import Drift, Rule, Shift, Tap, find_rule, forward_rule, rule

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention, taken apart into the linear layers it is made of."""
+"""The rule of nn.MultiheadAttention, which treats it as the linear layers that it consists of."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnomon.errors import SettingError
 from gnomon.updates.leaves import Leaf
 from gnomon.updates.rules.linear import affine, affine_shift
 from gnomon.updates.rules.registry import Drift, Tap, forward_rule
 
 
 def covered(module: nn.MultiheadAttention) -> bool:
+    """Return whether the rule covers the settings of a module: it does not know added keys and values."""
     return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
 
 
@@ -30,29 +32,32 @@ def attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same value as `module.forward`, with every linear map in the open."""
+    """Compute the same output as `module.forward`, with every linear map marked."""
     if query.dim() != 3:
-        raise ValueError("nn.MultiheadAttention needs a batch: give three dimensions, not two")
+        raise SettingError.with_message(
+            f"nn.MultiheadAttention got inputs with {query.dim()} dimensions; use three, one of them the batch"
+        )
     q, k, v = _project(module, tap, query, key, value)
     q, k, v = (_heads(x, module) for x in (q, k, v))  # (B, heads, T, width)
     mask = _mask(module, q, k, attn_mask, key_padding_mask)
     rate = module.dropout if module.training else 0.0
     if need_weights:
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        shares = F.dropout(torch.softmax(scores if mask is None else scores + mask, -1), rate)
-        mixed = shares @ v
+        attention_weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, -1), rate)
+        mixed = attention_weights @ v
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, rate)
     mixed = mixed.transpose(1, 2).flatten(2)  # (B, T, E)
     out = module.out_proj(mixed if module.batch_first else mixed.transpose(0, 1))
     if not need_weights:
         return out, None
-    return out, shares.mean(1) if average_attn_weights else shares
+    return out, attention_weights.mean(1) if average_attn_weights else attention_weights
 
 
 def _project(
     module: nn.MultiheadAttention, tap: Tap, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the projected queries, keys and values."""
     width = module.embed_dim
     if module.in_proj_weight is None:
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -74,13 +79,13 @@ def _project(
 def _linear(
     module: nn.MultiheadAttention, tap: Tap, x: Tensor, name: str, rows: slice, own_weight: bool = False
 ) -> Tensor:
-    """A linear map by some rows of the packed weight and bias."""
+    """Apply some rows of the packed weight and bias, and mark the use."""
     weight = getattr(module, name)
     bias = module.in_proj_bias
     output = F.linear(x, weight if own_weight else weight[rows], None if bias is None else bias[rows])
 
     def build(inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
-        # rows that this map does not use get no gradient
+        # rows of the packed parameters that this map does not use have zero gradients
         packed = F.pad(grad, (rows.start, 3 * module.embed_dim - rows.stop))
         bias_leaf = affine(inputs, packed, name, "in_proj_bias", weight.shape)
         if own_weight:
@@ -94,6 +99,7 @@ def _linear(
 
 
 def _heads(x: Tensor, module: nn.MultiheadAttention) -> Tensor:
+    """Split the last dimension into heads, (B, heads, T, width)."""
     x = x if module.batch_first else x.transpose(0, 1)
     return x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
 
@@ -105,7 +111,7 @@ def _mask(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor | None:
-    """Both masks as numbers to add to the scores, (B or 1, heads or 1, T, S)."""
+    """Return the sum of both masks as a term to add to the scores, (B or 1, heads or 1, T, S)."""
     total = None
     if attn_mask is not None:
         total = _additive(attn_mask, q.dtype)

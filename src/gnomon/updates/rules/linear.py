@@ -1,4 +1,4 @@
-"""Linear layers, with any leading dimensions."""
+"""The rule of linear layers with any number of leading dimensions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from gnomon.updates.rules.registry import Drift, rule
 
 
 def shift(module: nn.Linear, inputs: Tensor, drift: Drift) -> Tensor | None:
+    """Return the term that each sample's own weight and bias add to the output."""
     return affine_shift(inputs, drift, "weight", "bias")
 
 
 @rule(nn.Linear, batch_anywhere=True, shift=shift)
 def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Mapping[str, Leaf]:
+    """Build the leaves of a linear layer."""
     return affine(inputs, grad, "weight", "bias", module.weight.shape)
 
 
 def affine(inputs: Tensor, grad: Tensor, weight: str, bias: str, shape: torch.Size) -> Mapping[str, Leaf]:
-    """Leaves of `x W^T + b` from inputs (B, ..., in) and output gradients (B, ..., out)."""
+    """Build the leaves of `x W^T + b` from inputs (B, ..., in) and output gradients (B, ..., out)."""
     size = len(inputs)
     grad = grad.reshape(size, 1, -1, grad.shape[-1])
     leaves: dict[str, Leaf] = {
@@ -39,14 +41,14 @@ def affine_shift(
     weight_rows: slice = slice(None),
     bias_rows: slice = slice(None),
 ) -> Tensor | None:
-    """`x D_i^T + e_i` for inputs (B, ..., in) and each sample's own change of weight and bias, or some rows of them."""
+    """Return `x D_i^T + e_i` for inputs (B, ..., in) and displacements D_i, e_i of weight and bias, or rows of them."""
     size, between = len(inputs), inputs.shape[1:-1]
     total: Tensor | None = None
     if weight in drift:
         moved = drift[weight].times(inputs.reshape(size, -1, inputs.shape[-1]))[..., weight_rows]
         total = moved.reshape(size, *between, moved.shape[-1])
     if bias in drift:
-        own = drift[bias].dense()[:, bias_rows]
-        own = own.reshape(size, *[1] * len(between), own.shape[-1])
-        total = own if total is None else total + own
+        added = drift[bias].dense()[:, bias_rows]
+        added = added.reshape(size, *[1] * len(between), added.shape[-1])
+        total = added if total is None else total + added
     return total

@@ -1,4 +1,4 @@
-"""Recurrent layers (RNN, LSTM, GRU), one time step after the other."""
+"""The rule of recurrent layers (RNN, LSTM, GRU), which unrolls them over time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnomon.errors import SettingError
 from gnomon.updates.leaves import Leaf
 from gnomon.updates.rules.linear import affine, affine_shift
 from gnomon.updates.rules.registry import Tap, forward_rule
 
 Cell = Callable[[nn.RNNBase, Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
-"""(module, input part of the gates, hidden part of the gates, state) -> next state, output first."""
+"""(module, gates from the input, gates from the hidden state, state) -> next state, whose first part is the output."""
 
 
 def _lstm(module: nn.RNNBase, gi: Tensor, gh: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -38,19 +39,23 @@ _CELLS: dict[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _plain, "RNN_
 
 @forward_rule(nn.LSTM, nn.GRU, nn.RNN)
 def recurrent(module: nn.RNNBase, tap: Tap, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-    """The same value as `module.forward` for padded sequences."""
+    """Compute the same output as `module.forward` for padded sequences, with every linear map marked."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"{type(module).__name__} got a {type(x).__name__}: give padded sequences, a tensor")
+        raise SettingError.with_message(
+            f"{type(module).__name__} got a {type(x).__name__}; use a tensor of padded sequences"
+        )
     if x.dim() != 3:
-        raise ValueError(f"{type(module).__name__} needs a batch: give three dimensions, not {x.dim()}")
+        raise SettingError.with_message(
+            f"{type(module).__name__} got inputs with {x.dim()} dimensions; use three, one of them the batch"
+        )
     x = x.transpose(0, 1) if module.batch_first else x  # (T, B, in)
-    start = _start(module, x, hx)
+    initial = _initial_state(module, x, hx)
     directions = 2 if module.bidirectional else 1
     last: list[tuple[Tensor, ...]] = []
     for layer in range(module.num_layers):
         outputs = []
         for direction in range(directions):
-            state = tuple(part[layer * directions + direction] for part in start)
+            state = tuple(part[layer * directions + direction] for part in initial)
             output, state = _run(module, tap, x, state, layer, direction)
             outputs.append(output)
             last.append(state)
@@ -62,7 +67,8 @@ def recurrent(module: nn.RNNBase, tap: Tap, x: Tensor, hx: Any = None) -> tuple[
     return output, final if module.mode == "LSTM" else final[0]
 
 
-def _start(module: nn.RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, ...]:
+def _initial_state(module: nn.RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, ...]:
+    """Return the hidden state, and for an LSTM the cell state, before the first time step."""
     if hx is not None:
         return tuple(hx) if module.mode == "LSTM" else (hx,)
     count = module.num_layers * (2 if module.bidirectional else 1)
@@ -75,7 +81,7 @@ def _start(module: nn.RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, ...]:
 def _run(
     module: nn.RNNBase, tap: Tap, x: Tensor, state: tuple[Tensor, ...], layer: int, direction: int
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer in one direction over the whole sequence."""
+    """Run one layer in one direction over the whole sequence."""
     suffix = f"l{layer}" + ("_reverse" if direction else "")
     gates = _linear(module, tap, x, f"weight_ih_{suffix}", f"bias_ih_{suffix}")
     steps = range(len(x))
@@ -90,6 +96,7 @@ def _run(
 
 
 def _linear(module: nn.RNNBase, tap: Tap, x: Tensor, weight: str, bias: str) -> Tensor:
+    """Apply a linear map, and mark the use of its parameters."""
     matrix = getattr(module, weight)
     output = F.linear(x, matrix, getattr(module, bias, None) if bias else None)
 

@@ -1,4 +1,4 @@
-"""Which module has which rule."""
+"""The registry of rules: how each type of module computes its per-sample updates."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from gnomon.updates.leaves import Leaf
 
 Drift = Mapping[str, Leaf]
-"""How far each sample's own parameters are from the shared ones, by the module's own names for them."""
+"""The displacement of each sample's own parameters from the shared ones, by their names in the module."""
 
 Shift = Callable[[Tensor, Drift], Tensor | None]
-"""(inputs, drift) -> what to add to the output, if anything; the batch comes first in both."""
+"""(inputs, drift) -> the term that the drift adds to the output, or None; the batch is the first dimension of both."""
 
 
 class Tap(Protocol):
-    """Marks a place where parameters enter, so that their updates can be built after the backward pass."""
+    """Marks a use of parameters, so that their updates can be built after the backward pass."""
 
     def __call__(
         self,
@@ -27,38 +27,45 @@ class Tap(Protocol):
         build: Callable[[Tensor, Tensor], Mapping[str, Leaf]],
         shift: Shift | None = None,
     ) -> Tensor:
-        """`build(inputs, grad)` gets both with the batch first; names are the module's own.
+        """Mark a use, and return the output, which the caller must use in place of the one that it passed.
 
-        `shift` says what each sample's own parameters change in the output; without it, local steps run by copies.
+        Args:
+            inputs: the tensor that the parameters are applied to.
+            output: the result.
+            build: maps (inputs, gradient of the output), the batch first, to leaves by parameter name in the module.
+            shift: the term that each sample's own parameters add to the output. Without it, local steps need a copy of
+                the model for each sample.
         """
 
 
 Leaves = Callable[[Any, Tensor, Tensor], Mapping[str, Leaf]]
-"""(module, inputs, grad of the output) -> a leaf for each of the module's own parameters."""
+"""(module, inputs, gradient of the output) -> a leaf for each parameter of the module, by its name in the module."""
 
 Drifted = Callable[[Any, Tensor, Drift], Tensor]
-"""(module, inputs, drift) -> the output when each sample has parameters of its own."""
+"""(module, inputs, drift) -> the output if each sample has parameters of its own."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the parameters of one module type get their per-sample updates.
+    """How the per-sample updates of one type of module are computed.
 
-    Either `leaves` (from the module's first input and its output's gradient) or `forward`, a forward pass
-    of the same value that marks each place where a parameter enters. `applies` may decline a module whose
-    settings the rule does not cover; it then falls back to vmap.
+    A rule has either `leaves` or `forward`.
     """
 
     leaves: Leaves | None = None
+    """Builds the leaves from the first input of the module and the gradient of its output."""
     forward: Callable[..., Any] | None = None
+    """An equivalent forward pass that marks each use of a parameter."""
     batch_anywhere: bool = False
-    """Whether the batch may be any leading dimension (a linear layer's) or must be the first."""
+    """Whether the batch may be any leading dimension, as in a linear layer, or must be the first."""
     applies: Callable[[Any], bool] = lambda module: True
+    """Whether the rule covers the settings of a module; a module that it does not cover runs under vmap."""
     shift: Callable[[Any, Tensor, Drift], Tensor | None] | None = None
-    """(module, inputs, drift) -> what each sample's own parameters add to the output, in local steps."""
+    """(module, inputs, drift) -> the term that each sample's own parameters add to the output, in local steps."""
     drifted: Drifted | None = None
-    """The whole forward pass of local steps, where that is cheaper than a shift. With neither, the module runs under
-    vmap there. A rule with either must build its leaves from inputs and gradients alone, not from its parameters."""
+    """The whole forward pass of local steps, where that is cheaper than a shift. Without either, the module runs under
+    vmap in local steps. A rule with either must build its leaves from inputs and gradients alone, not from parameters.
+    """
 
 
 _rules: dict[type[nn.Module], Rule] = {}
@@ -73,7 +80,16 @@ def rule(
     shift: Callable[[Any, Tensor, Drift], Tensor | None] | None = None,
     drifted: Drifted | None = None,
 ) -> Callable[[F], F]:
-    """Register the per-sample rule of a module type; a later one replaces an earlier one.
+    """Register a function that builds the leaves of a type of module; a later rule replaces an earlier one.
+
+    The function maps (module, inputs, gradient of the output) to a leaf for each parameter of the module, by name.
+
+    Args:
+        types: the types of modules. Subclasses inherit the rule unless they override the forward pass.
+        batch_anywhere: whether the batch may be any leading dimension, or must be the first.
+        applies: returns whether the rule covers the settings of a module.
+        shift: maps (module, inputs, drift) to the term that each sample's own parameters add to the output.
+        drifted: maps (module, inputs, drift) to the output if each sample has parameters of its own.
 
     >>> import torch
     >>> from gnomon.updates import Dense, gradients
@@ -100,9 +116,13 @@ def rule(
 
 
 def forward_rule(*types: type[nn.Module], applies: Callable[[Any], bool] = lambda module: True) -> Callable[[F], F]:
-    """Register a forward pass `(module, tap, *args, **kwargs)` that marks where parameters enter.
+    """Register a forward pass `(module, tap, *args, **kwargs)` that marks each use of a parameter by calling `tap`.
 
-    For modules whose own kernel hides that, such as attention and recurrent layers.
+    Use it for modules whose kernel hides the uses of their parameters, such as attention and recurrent layers.
+
+    Args:
+        types: the types of modules.
+        applies: returns whether the rule covers the settings of a module.
 
     >>> import torch
     >>> from gnomon.updates import Factored, gradients
@@ -131,32 +151,32 @@ def forward_rule(*types: type[nn.Module], applies: Callable[[Any], bool] = lambd
 
 
 FORWARD = ("forward", "_conv_forward", "_apply_instance_norm")
-"""The methods in which torch's modules compute; some hand over to another one, which people override as well."""
+"""The methods in which modules of torch compute their outputs, any of which a subclass may override."""
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of a module, or None. A subclass that computes otherwise does not inherit one.
+    """Return the rule of a module, or None. A subclass that overrides the forward pass does not inherit a rule.
 
     >>> find_rule(nn.Linear(2, 2)) is not None, find_rule(nn.PReLU()) is None
     (True, True)
     """
-    if "forward" in vars(module):  # patched on the instance
+    if "forward" in vars(module):  # the instance has a forward pass of its own
         return None
     for kind in type(module).__mro__:
         if kind in _rules:
-            found = _rules[kind]
-            same = all(getattr(type(module), name, None) is getattr(kind, name, None) for name in FORWARD)
-            return found if same and found.applies(module) else None
+            registered = _rules[kind]
+            inherited = all(getattr(type(module), name, None) is getattr(kind, name, None) for name in FORWARD)
+            return registered if inherited and registered.applies(module) else None
     return None
 
 
-def own(module: nn.Module, name: str, drift: Drift, size: int) -> Tensor:
-    """A parameter as each sample has it: shared value plus drift, written out, (B, *shape).
+def drifted_parameter(module: nn.Module, name: str, drift: Drift, size: int) -> Tensor:
+    """Return a parameter as each sample has it, the shared value plus the drift, (B, *shape).
 
     >>> import torch
     >>> from gnomon.updates.leaves import Dense
     >>> layer = nn.Linear(1, 1)
-    >>> bool((own(layer, "bias", {"bias": Dense(torch.ones(3, 1))}, 3) == layer.bias + 1).all())
+    >>> bool((drifted_parameter(layer, "bias", {"bias": Dense(torch.ones(3, 1))}, 3) == layer.bias + 1).all())
     True
     """
     shared: Tensor = getattr(module, name)

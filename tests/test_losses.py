@@ -1,4 +1,4 @@
-"""A loss gives one number a sample, or is told so."""
+"""A loss returns one value per sample, or is refused with a hint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gnomon.errors import SettingError
 from gnomon.updates import gradients, per_sample
 
 CLASSES = (torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -84,9 +85,9 @@ def test_gradients_of_a_reducing_criterion_equal_those_without_reduction(reducti
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda o, t: F.cross_entropy(o, t), r"shape \(\) for 6 samples.*shape \(6,\); a reduced loss needs"),
+        (lambda o, t: F.cross_entropy(o, t), r"shape \(\) for 6 samples.*shape \(6,\): use reduction='none'"),
         (functools.partial(F.cross_entropy, reduction="mean"), r"shape \(\) for 6 samples.*reduction='none'"),
-        (lambda o, t: o, r"shape \(6, 3\) for 6 samples.*average what belongs to one sample"),
+        (lambda o, t: o, r"shape \(6, 3\) for 6 samples.*average the values of each sample"),
         (lambda o, t: o.sum(1, keepdim=True), r"shape \(6, 1\) for 6 samples"),
         (lambda o, t: o.sum(0), r"shape \(3,\) for 6 samples"),
         (lambda o, t: o.flatten(), r"shape \(18,\) for 6 samples"),
@@ -111,16 +112,16 @@ def test_a_loss_that_broadcasts_outputs_against_targets_is_refused():
 
 @pytest.mark.parametrize("loss", [None, "cross_entropy", 3.0])
 def test_what_is_no_loss_is_refused(loss):
-    with pytest.raises(TypeError, match="not callable"):
+    with pytest.raises(SettingError, match="expected a callable"):
         gradients(nn.Linear(4, 3), loss, torch.randn(6, 4), CLASSES[1])
 
 
 def test_a_loss_that_returns_no_tensor_is_refused():
-    with pytest.raises(TypeError, match="returned float: it must return a tensor"):
+    with pytest.raises(SettingError, match="returned a float; it must return a tensor"):
         gradients(nn.Linear(4, 3), lambda o, t: 1.0, torch.randn(6, 4), CLASSES[1])
 
 
 def test_a_loss_that_reads_a_parameter_is_refused_by_name():
     model = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"uses parameter \['weight'\] directly"):
+    with pytest.raises(ValueError, match=r"uses parameters \['weight'\] directly"):
         gradients(model, lambda o, t: o.sum(1) + model.weight.square().sum(), torch.randn(6, 4), None)
