@@ -80,7 +80,7 @@ bench: $(BENCH_STAMP)
 # at will. One that fails does not stop the others. Short runs (FAST=--fast) stay apart, in runs.
 EXPERIMENTS ?= $(notdir $(basename $(wildcard src/gnomon/studies/reproduce/experiments/*.yaml))) federated local-steps compressed
 RESULTS ?= $(if $(FAST),runs/reproduce,experiments/results)
-SHORT_STEPS := $(if $(FAST),--private 2000 --epochs 1 --epsilons 2 --seeds 1)
+SHORT_STEPS := $(if $(FAST),--private-records 2000 --epochs 1 --epsilons 2 --seeds 1)
 
 # CIFAR-10 may lie there in packed form, with a script beside it that writes all data sets in their official ones.
 PACKED := $(wildcard $(GNOMON_DATA)/unpack.py)

@@ -34,7 +34,13 @@ from gnomon.studies.cells import CellsFailed, run_cells, settings_key, stored_ce
 
 IID = ("fedavg", "fedprox", "fedlrs", "fedpdp", "fedpcdp")
 SKEWED = ("fedavg", "scaffold", "fedprox", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp")
-FAIR = (("fedavg", {}), ("q-ffl", {"q": 1.0}), ("fedfdp", {"fair": 0.01}), ("fedfdp", {"fair": 0.1}))
+FAIR: dict[str, tuple[str, dict[str, float]]] = {
+    "fedavg": ("fedavg", {}),
+    "q-ffl q=1": ("q-ffl", {"fairness_exponent": 1.0}),
+    "fedfdp fair=0.01": ("fedfdp", {"fairness_lambda": 0.01}),
+    "fedfdp fair=0.1": ("fedfdp", {"fairness_lambda": 0.1}),
+}
+"""Lines of the fairness study: method and settings by label."""
 SIGMAS = (4.0, 6.0, 8.0, 10.0)
 JOINT = 2.0 / UpdateAndLoss(2.5).joint(1.0)
 """The noise multiplier of the fairness study. FedFDP releases updates with noise 2 and losses with noise 5 from one
@@ -74,12 +80,12 @@ def base(args: argparse.Namespace, data: str, seed: int) -> FederateConfig:
     The epsilons that the FedPCDP paper states agree with these settings.
     """
     config = FederateConfig(
-        data=data, data_dir=args.data_dir, private=50_000, public=100, clients=10, rounds=args.rounds,
+        data=data, data_dir=args.data_dir, private_records=50_000, public_records=100, clients=10, rounds=args.rounds,
         participation=0.8, steps_per_round=5, batch_size=250, max_grad_norm=0.01, lr=args.lr, rank=100,
         seed=seed, split_seed=seed, insecure_noise_seed=seed,
     )  # fmt: skip
     if args.fast:
-        small = {"private": None, "rounds": 3, "batch_size": 32, "max_grad_norm": 0.5, "lr": 1.0}
+        small = {"private_records": None, "rounds": 3, "batch_size": 32, "max_grad_norm": 0.5, "lr": 1.0}
         config = dataclasses.replace(config, **small)
     return config
 
@@ -94,7 +100,7 @@ def named(config: FederateConfig, method: str, sigma: float) -> FederateConfig:
     if method != "fedlrs":
         return config
     reach = config.steps_per_round * config.lr * config.max_grad_norm
-    return dataclasses.replace(config, mu=min(0.1, 0.5 / config.lr), update_limit=reach)
+    return dataclasses.replace(config, proximal_mu=min(0.1, 0.5 / config.lr), update_limit=reach)
 
 
 def iid(config: FederateConfig) -> Iterator[Cell]:
@@ -126,8 +132,7 @@ def fair(config: FederateConfig) -> Iterator[Cell]:
         config, partition="dirichlet:0.1", holdout=0.25, participation=1.0, client_weights="size", sample_rate=0.05,
         steps_per_round=1, rounds=config.rounds if config.rounds < 80 else 300, max_grad_norm=0.1, lr=1.0,
     )  # fmt: skip
-    for method, settings in FAIR:
-        label = " ".join([method, *(f"{key}={value:g}" for key, value in settings.items())])
+    for label, (method, settings) in FAIR.items():
         yield Cell("fair", label, dataclasses.replace(named(config, method, JOINT), **settings))
 
 

@@ -41,13 +41,17 @@ def method(steps: int, first: float, bound: float) -> MethodSpec:
 def study(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each K and epsilon, with the best settings and their accuracy over seeds."""
     base = dataclasses.replace(
-        recipe(args.data), private=args.private, lr=1.0, batch_size=args.batch_size, data_dir=args.data_dir
+        recipe(args.data),
+        private_records=args.private_records,
+        lr=1.0,
+        batch_size=args.batch_size,
+        data_dir=args.data_dir,
     )
     rows = []
     best: dict[tuple[int, int], tuple[MethodSpec, dict[str, float]]] = {}
     for epsilon, (steps, longer) in itertools.product(args.epsilons, [*((k, 1) for k in LOCAL_STEPS), (1, LONGER)]):
         config = dataclasses.replace(base, epochs=args.epochs * longer)
-        rate = args.batch_size / args.private
+        rate = args.batch_size / args.private_records
         sigma = noise_multiplier(
             target_epsilon=epsilon, sample_rate=rate, steps=round(config.epochs / rate), delta=config.target_delta
         )
@@ -141,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--private", type=int, default=10_000)
+    parser.add_argument("--private-records", type=int, default=10_000)
     parser.add_argument("--batch-size", type=int, default=250)
     parser.add_argument("--epsilons", type=lambda text: [float(x) for x in text.split(",")], default=[2.0, 1.0])
     parser.add_argument("--epochs", type=float, default=5)

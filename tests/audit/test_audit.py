@@ -434,7 +434,7 @@ def test_the_command_says_consistent_and_leaves_table_json_and_picture(tmp_path,
 
 def test_the_command_says_violated_and_exits_with_one(monkeypatch, capsys):
     monkeypatch.setattr("gnomon.training.engine.Door", mutants.LessNoise)
-    assert main([*QUICK, "--method", "pcdp", "--scope", "per-tensor", "--json"]) == 1
+    assert main([*QUICK, "--method", "pcdp", "--subspace-scope", "per-tensor", "--json"]) == 1
     values = json.loads(capsys.readouterr().out)
     assert values["sentence"].endswith("VIOLATED")
     assert values["lower_bound"] > values["claim"]["epsilon"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,10 +25,14 @@ from gnomon import models
 from gnomon.accounting import Account
 from gnomon.cli.main import main
 from gnomon.data import load
+from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.runs.builders import build_trainer
-from gnomon.runs.config import TrainConfig
+from gnomon.runs.builders.method import METHOD_SETTINGS, methods_with
+from gnomon.runs.config import TrainConfig, read_yaml
+from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import claimed
+from gnomon.runs.setting_names import FORMER_NAMES
 
 SHORT = ["train", "--epochs", "2", "--quiet"]
 
@@ -158,7 +163,7 @@ def test_flags_win_over_the_config_file(tmp_path):
 
 
 def test_every_setting_survives_the_way_through_yaml():
-    config = TrainConfig(data="mnist", private=5, ema_decay=0.5, noise_multiplier=2.0)
+    config = TrainConfig(data="mnist", private_records=5, ema_decay=0.5, noise_multiplier=2.0)
     assert TrainConfig.from_dict(yaml.safe_load(config.to_yaml())) == config
 
 
@@ -176,8 +181,8 @@ def test_seeded_noise_is_called_no_guarantee(tmp_path, capsys):
         ["--sampler", "full", "--target-epsilon", "8"],
         ["--clip", "psac"],
         ["--clip", "per-layer", "--optimizer", "adam", "--lr", "0.05"],
-        ["--schedule", "cosine", "--ema-decay", "0.9"],
-        ["--max-physical-batch-size", "50", "--private", "600"],
+        ["--lr-schedule", "cosine", "--ema-decay", "0.9"],
+        ["--max-physical-batch-size", "50", "--private-records", "600"],
         ["--adjacency", "replace-one"],
     ],
     ids=" ".join,
@@ -193,30 +198,33 @@ WRONG = [
     (["--model", "transformer"], "transformer"),
     (["--model", "no.such:Class"], "no.such"),
     (["--method", "magic"], "magic"),
-    (["--target-epsilon", "nan"], "target_epsilon = nan"),
-    (["--target-epsilon", "-1"], "target_epsilon = -1.0"),
-    (["--noise-multiplier", "-2"], "noise_multiplier = -2.0"),
-    (["--target-delta", "0"], "target_delta = 0.0"),
-    (["--max-grad-norm", "0"], "max_grad_norm = 0.0"),
-    (["--batch-size", "0"], "batch-size = 0"),
-    (["--batch-size", "99999"], "batch-size = 99999"),
-    (["--epochs", "0"], "epochs = 0.0"),
-    (["--lr", "nan"], "lr = nan"),
+    (["--target-epsilon", "nan"], "--target-epsilon = nan"),
+    (["--target-epsilon", "-1"], "--target-epsilon = -1.0"),
+    (["--noise-multiplier", "-2"], "--noise-multiplier = -2.0"),
+    (["--target-delta", "0"], "--target-delta = 0.0"),
+    (["--max-grad-norm", "0"], "--max-grad-norm = 0.0"),
+    (["--batch-size", "0"], "--batch-size = 0"),
+    (["--batch-size", "99999"], "--batch-size = 99999"),
+    (["--epochs", "0"], "--epochs = 0.0"),
+    (["--lr", "nan"], "--lr = nan"),
     (["--device", "abacus"], "abacus"),
     (["--device", "mps"], "MPS does not have"),
     (["--momentum", "0.9", "--optimizer", "adam"], "momentum"),
     (["--config", "missing.yaml"], "missing.yaml"),
-    (["--private", "99999"], "99999"),
+    (["--private-records", "99999"], "99999"),
     (["--method", "pcdp", "--rank", "2.5"], "rank = 2.5"),
     (["--method", "pcdp", "--rank", "nan"], "rank = nan"),
     (["--method", "pcdp", "--rank", "inf"], "rank = inf"),
     (["--method", "pcdp", "--rank", "0"], "rank = 0"),
-    (["--method", "pcdp", "--public", "0"], "public = 0"),
-    (["--method", "pcdp", "--public", "5000"], "public = 5000"),
-    (["--warm-start", "public", "--public", "0"], "public = 0"),
-    (["--scope", "per-tensor"], "dp-sgd has no scope"),
-    (["--method", "gep", "--start", "3"], "gep has no start"),
-    (["--method", "pcdp", "--every", "0"], "every = 0"),
+    (["--method", "pcdp", "--public-records", "0"], "--public-records = 0"),
+    (["--method", "pcdp", "--public-records", "5000"], "--public-records = 5000"),
+    (["--warm-start", "public", "--public-records", "0"], "--public-records = 0"),
+    (["--subspace-scope", "per-tensor"], "--subspace-scope applies to pdp, pcdp, rpdp, rpcdp only, not to dp-sgd"),
+    (
+        ["--method", "gep", "--project-from-epoch", "3"],
+        "--project-from-epoch applies to pdp, pcdp, rpdp, rpcdp only, not to gep",
+    ),
+    (["--method", "pcdp", "--refresh-basis-every", "0"], "--refresh-basis-every = 0"),
 ]
 
 
@@ -270,10 +278,96 @@ def test_one_seed_is_not_short_for_several(capsys):
     assert "there is no flag --seed: did you mean --seeds?" in capsys.readouterr().err
 
 
-def test_flags_may_be_cut_short_and_negative_numbers_are_values(capsys):
-    assert main(["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"]) == 0
+def test_a_shortened_flag_is_refused_with_the_full_name(capsys):
+    for words, suggestion in (
+        (["account", "--noise", "10", "--sample-rate=0.025", "--steps", "10"], "--noise: did you mean --noise-mult"),
+        (["train", "--target", "1"], "--target: did you mean --target-epsilon or --target-delta?"),
+        (["--deb", "methods"], "--deb: did you mean --debug? (see gnomon --help)"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+        assert f"there is no flag {suggestion}" in capsys.readouterr().err
+
+
+def test_negative_numbers_are_values(capsys):
     assert main(["account", "--noise-multiplier", "-1", "--sample-rate", "0.1", "--steps", "10"]) == 2
-    assert "noise_multiplier = -1.0" in capsys.readouterr().err
+    assert "--noise-multiplier = -1.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "former", "current"),
+    [
+        ("train", "--every", "--refresh-basis-every"),
+        ("train", "--private", "--private-records"),
+        ("audit", "--scope", "--subspace-scope"),
+        ("compare", "--sketch", "--sketch-dimension"),
+        ("federate", "--q", "--fairness-exponent"),
+        ("federate", "--fair-most", "--fairness-limit"),
+    ],
+)
+def test_a_former_flag_is_refused_with_its_current_name(command, former, current, capsys):
+    with pytest.raises(SystemExit):
+        main([command, former, "1"])
+    assert f"there is no flag {former}: it is now called {current} (see gnomon {command}" in capsys.readouterr().err
+
+
+def test_every_former_name_is_that_of_a_setting():
+    names = {field.name for config in (TrainConfig, FederateConfig) for field in dataclasses.fields(config)}
+    assert set(FORMER_NAMES.values()) <= names
+    assert not set(FORMER_NAMES) & names
+
+
+def test_a_config_of_an_earlier_version_is_read_by_the_former_names(tmp_path):
+    (tmp_path / "c.yaml").write_text("method: pcdp\nevery: 5\nscope: per-tensor\nprivate: 900\n")
+    config = TrainConfig.from_dict(read_yaml(tmp_path / "c.yaml"))
+    assert (config.refresh_basis_every, config.subspace_scope, config.private_records) == (5, "per-tensor", 900)
+    (tmp_path / "twice.yaml").write_text("every: 5\nrefresh-basis-every: 6\n")
+    with pytest.raises(SettingError, match="the key 'refresh-basis-every' occurs twice"):
+        read_yaml(tmp_path / "twice.yaml")
+
+
+def test_a_wrong_value_in_a_config_file_is_named_as_the_file_names_it(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("max-grad-norm: -1\n")
+    assert main([*SHORT, "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "run")]) == 2
+    assert "error: max-grad-norm = -1.0 is invalid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "federate", "compare", "audit"])
+def test_help_lists_the_everyday_settings_first(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    first = said.partition("everyday settings:")[2].partition("\n\n")[0]
+    for flag in ("--data ", "--model ", "--target-delta ", "--batch-size ", "--lr ", "--max-grad-norm "):
+        assert f"\n  {flag}" in first
+    assert first.count("\n  --") <= 13
+    assert said.index("noise and sampling:") < said.index("optimisation:") < said.index("run and output:")
+
+
+def test_help_lists_settings_of_a_method_under_its_name(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "projection onto a subspace (settings of pdp, pcdp, rpdp, rpcdp, gep): --rank" in said
+    assert "random mask (settings of rsdp): --mask-rate" in said
+    assert "as a multiple of C (default: 0.4) [gep]" in said
+
+
+def test_the_methods_that_help_names_are_those_whose_functions_have_the_parameter():
+    fields = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    for name in METHOD_SETTINGS:
+        assert sorted(fields[name].metadata["methods"]) == sorted(methods_with(name)), name
+
+
+def test_a_new_ledger_is_announced_when_the_run_starts_and_not_before_an_error(tmp_path, capsys):
+    ledger = ["--ledger", str(tmp_path / "new.sqlite"), "--out", str(tmp_path / "run")]
+    assert main([*SHORT, *ledger, "--max-grad-norm", "0"]) == 2
+    assert "new ledger" not in capsys.readouterr().err
+    assert main([*SHORT, *ledger]) == 0
+    assert "new ledger" in capsys.readouterr().err
+    assert main([*SHORT, *ledger, "--overwrite"]) == 0
+    assert "new ledger" not in capsys.readouterr().err
 
 
 def test_the_fair_rule_is_said_to_live_in_federations(tmp_path, capsys):
@@ -295,11 +389,11 @@ def test_folders_that_are_no_training_run_are_named(tmp_path, capsys):
     (tmp_path / "runs" / "other").mkdir()
     inside = ", ".join(str(tmp_path / "runs" / run) for run in "abf")
     for words, told in (
-        (["diagnose", "runs/a"], "expected the folder of a training run: it holds a comparison"),
-        (["diagnose", "runs/f"], "expected the folder of a training run: it holds a federation"),
+        (["diagnose", "runs/a"], "expected the folder of a training run, not of a comparison"),
+        (["diagnose", "runs/f"], "expected the folder of a training run, not of a federation"),
         (["diagnose", "runs/other"], "expected the folder of a training run"),
-        (["diagnose", "runs"], f"expected the folder of a training run: it has {inside}"),
-        (["report", "runs"], f"expected folders of runs, of which it has {inside}"),
+        (["diagnose", "runs"], f"expected the folder of a training run, such as {inside}"),
+        (["report", "runs"], f"expected the folder of a run, such as {inside}"),
         (["report", "runs/other"], "that gnomon train, compare or reproduce has written"),
     ):
         assert main([words[0], str(tmp_path / words[1])]) == 2
@@ -318,7 +412,7 @@ def test_an_earlier_run_is_not_overwritten_unasked(tmp_path, capsys):
 
 def test_nothing_of_an_earlier_run_survives_an_overwrite_but_files_of_others_do(tmp_path):
     out = tmp_path / "run"
-    assert main([*SHORT, "--method", "pcdp", "--public", "40", "--rank", "5", "--out", str(out)]) == 0
+    assert main([*SHORT, "--method", "pcdp", "--public-records", "40", "--rank", "5", "--out", str(out)]) == 0
     assert main(["report", str(out)]) == 0
     left = [out / "tensorboard/events.out.tfevents.1.host", *(out / f"audit.{end}" for end in ("txt", "json", "png"))]
     old = [out / "public-only.json", *left, *out.glob("report-figures/*")]
@@ -343,10 +437,10 @@ def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
     settings = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "30", "--batch-size", "5"]
     # every record is the same, so the public ones occur among the private ones
-    assert main([*SHORT, *settings, "--method", "pcdp", "--public", "5", "--out", str(out), "--overwrite"]) == 2
+    assert main([*SHORT, *settings, "--method", "pcdp", "--public-records", "5", "--out", str(out), "--overwrite"]) == 2
     for flag in ("evaluate-every", "checkpoint-every", "diagnose"):
         assert main([*SHORT, f"--{flag}", "0", "--out", str(out), "--overwrite"]) == 2
-        assert f"{flag} = 0 is invalid" in capsys.readouterr().err
+        assert f"--{flag} = 0 is invalid" in capsys.readouterr().err
     assert {name: (out / name).read_bytes() for name in files(out)} == before
 
 
@@ -358,7 +452,7 @@ def test_own_records_become_public_only_when_asked_and_the_statement_says_so(tmp
     data = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "170", "--warm-start", "public"]
     assert main([*SHORT, *data, "--out", str(tmp_path / "a")]) == 2
     assert "NOT be protected" in capsys.readouterr().err
-    assert main([*SHORT, *data, "--public", "30", "--out", str(tmp_path / "b")]) == 0
+    assert main([*SHORT, *data, "--public-records", "30", "--out", str(tmp_path / "b")]) == 0
     statement = (tmp_path / "b/statement.txt").read_text()
     assert "30 public records were drawn from" in statement
     assert "without noise on the public records" in statement
@@ -426,7 +520,7 @@ def test_a_sampler_that_does_not_fit_the_records_leaves_the_earlier_run_alone(tm
     before = (out / "model.safetensors").read_bytes()
     wrong = ["--sampler", "truncated", "--dataset-size", "1000", "--out", str(out), "--overwrite"]
     assert main([*SHORT, *wrong]) == 2
-    assert "dataset_size = 1000" in capsys.readouterr().err
+    assert "--dataset-size = 1000" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == before
 
 

@@ -459,7 +459,7 @@ def test_the_commands_write_what_the_report_shows(tmp_path, capsys):
     assert "private gradients" not in page
     (out / "model.safetensors").unlink()
     assert main(["diagnose", str(out)]) == 2
-    assert "no saved model" in capsys.readouterr().err
+    assert "model.safetensors is missing" in capsys.readouterr().err
 
 
 SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "none"]
@@ -467,7 +467,7 @@ SHORT = ["--epochs", "1", "--noise-multiplier", "5", "--quiet", "--ledger", "non
 
 def test_a_run_whose_method_has_no_public_records_is_diagnosed_on_those_it_started_from(tmp_path, capsys):
     out = tmp_path / "run"
-    warm = ["--warm-start", "public", "--public", "100"]
+    warm = ["--warm-start", "public", "--public-records", "100"]
     assert main(["train", *SHORT, *warm, "--diagnose", "4", "--out", str(out)]) == 0
     seen = json.loads((out / "diagnostics.jsonl").read_text().splitlines()[0])
     assert {"public/spectrum", "unprotected/energy"} <= set(seen)

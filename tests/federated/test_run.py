@@ -80,7 +80,7 @@ def test_each_client_s_rounds_are_in_the_ledger_and_the_statement_has_the_client
     assert statement["steps"] == most
     assert set(statement["ledger"]) == {"run", "head"}, "parts are known by content: the totals are the holder's"
     both = epsilon(noise_multiplier=3.0, sample_rate=64 / 479, steps=2 * most, delta=1e-5)
-    told = f"epsilon = {digits(both)}, 2 runs together, for the client that paid the most"
+    told = f"epsilon = {digits(both)}, 2 runs together, for the client that was charged the most"
     assert told in capsys.readouterr().out
     ledger.close()
 
@@ -94,7 +94,7 @@ def test_all_clients_of_a_simulation_count_for_a_data_set_that_has_a_name(tmp_pa
         (tmp_path / "run" / "config.yaml").read_text().replace("rounds: 1", "rounds: 2")
     )
     assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet", "--data-id", "others"]) == 2
-    assert "a run keeps the one it began with" in capsys.readouterr().err
+    assert "a run keeps the data set with which it began" in capsys.readouterr().err
     assert main(["federate", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
     statement = json.loads((tmp_path / "run" / "statement.json").read_text())
     assert (statement["ledger"]["dataset"], statement["ledger"]["runs"]) == ("name:patients", 6)
@@ -193,11 +193,11 @@ def test_learning_shows_on_digits(tmp_path):
         (["--holdout", "1"], "holdout"),
         (["--participation", "0"], "participation"),
         (["--rank", "-1"], "rank"),
-        (["--method", "fedprox", "--mu", "-1"], "mu = -1"),
-        (["--method", "fedprox", "--mu", "100"], "mu = 100"),
+        (["--method", "fedprox", "--proximal-mu", "-1"], "--proximal-mu = -1"),
+        (["--method", "fedprox", "--proximal-mu", "100"], "--proximal-mu = 100"),
         (["--method", "fedlrs", "--update-limit", "0"], "update-limit = 0"),
-        (["--method", "fedfair", "--fair", "-1"], "fair = -1"),
-        (["--method", "fedfdp", "--fair-most", "0"], "fair-most = 0"),
+        (["--method", "fedfair", "--fairness-lambda", "-1"], "--fairness-lambda = -1"),
+        (["--method", "fedfdp", "--fairness-limit", "0"], "--fairness-limit = 0"),
         (["--method", "scaffold", "--momentum", "0.9"], "momentum = 0.9"),
         (["--method", "moon"], "a hidden layer"),
         (["--classes", "9"], "classes = 9"),

@@ -55,7 +55,7 @@ def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
     [
         ("split-seed: 0", "split-seed: 4"),
         ("partition: iid", "partition: shards:2"),
-        ("private: 900", "private: 901"),
+        ("private-records: 900", "private-records: 901"),
         ("holdout: 0.1", "holdout: 0.11"),
         ("clients: 3", "clients: 4"),
     ],
@@ -63,7 +63,7 @@ def test_the_run_that_began_a_ledger_says_so_also_when_it_was_resumed(tmp_path):
 def test_settings_that_move_records_between_clients_are_refused(before, after, tmp_path):
     """With a fixed sample rate a round costs the same, but a record that moved is in more rounds than any client."""
     folder = tmp_path / "run"
-    federate(dataclasses.replace(PLAIN, sample_rate=0.1, private=900, holdout=0.1), folder, progress=False)
+    federate(dataclasses.replace(PLAIN, sample_rate=0.1, private_records=900, holdout=0.1), folder, progress=False)
     edit(folder, before, after)
     edit(folder, "rounds: 2", "rounds: 3")
     with pytest.raises(SettingError, match=r"the records of client-. have changed .*split-seed"):

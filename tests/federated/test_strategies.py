@@ -403,7 +403,7 @@ def test_a_name_on_the_command_line_gives_the_strategy_of_that_function(name):
     config = FederateConfig(method=name, noise_multiplier=1.0, rank=5.0)
     public = load("digits").train[:20]
     by_name = build_strategy(config, public)
-    given = {"public": public, "rank": 5.0, "lr": config.lr, "per_tensor": config.scope == "per-tensor"}
+    given = {"public": public, "rank": 5.0, "lr": config.lr, "per_tensor": config.subspace_scope == "per-tensor"}
     build = STRATEGIES[name]
     by_hand = build(**{key: given[key] for key in inspect.signature(build).parameters if key in given})
     assert by_name.describe() == by_hand.describe()

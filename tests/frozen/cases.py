@@ -37,6 +37,7 @@ from gnomon.federated.rounds import InProcess, run_round
 from gnomon.ledger import Ledger
 from gnomon.methods import FORMS
 from gnomon.release import SeededNoise
+from gnomon.runs.setting_names import STORED_NAMES, dashed
 from gnomon.studies.reproduce import read_experiment
 from gnomon.studies.reproduce.run import cells_of
 from gnomon.training import evaluate, read_checkpoint, restore_checkpoint, save_checkpoint, train_on_public
@@ -202,12 +203,18 @@ def command(*words: Any, code: int = 0) -> str:
     return out.getvalue()
 
 
+def stored_config(text: str) -> dict[str, Any]:
+    """The settings of a config file under the names that kept results use, which renaming a setting does not change."""
+    stored = {dashed(current): dashed(former) for current, former in STORED_NAMES.items()}
+    return {stored.get(name, name): value for name, value in yaml.safe_load(text).items()}
+
+
 def run_folder(folder: Path, settings: bool = False) -> Outputs:
     """Return the reproducible content of a run folder, with its settings as values or as text."""
     left: Outputs = {"weights": dict(sorted(load_file(folder / "model.safetensors").items()))}
     left["metrics"] = [lasting(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    config = (folder / "config.yaml").read_text()
-    left["config"] = yaml.safe_load(config) if settings else config
+    config = stored_config((folder / "config.yaml").read_text())
+    left["config"] = config if settings else yaml.safe_dump(config, sort_keys=False)
     left["statement"] = lasting(json.loads((folder / "statement.json").read_text()))
     del left["statement"]["not_covered"]  # in the text
     left["statement text"] = lasting_text((folder / "statement.txt").read_text())
@@ -697,7 +704,13 @@ for name, maker in (STRATEGIES | STRATEGY_VARIANTS).items():
 
 @case("command/federate")
 def federated_command(folder: Path) -> Outputs:
-    flags = {"--rank": 20, "--public": 60, "--scope": "global", "--participation": 0.7, "--client-weights": "size"}
+    flags = {
+        "--rank": 20,
+        "--public-records": 60,
+        "--subspace-scope": "global",
+        "--participation": 0.7,
+        "--client-weights": "size",
+    }
     return federate(folder, "fedpcdp", **flags)
 
 
@@ -764,7 +777,8 @@ COMPARED = (
 def compared(folder: Path) -> Outputs:
     command(
         "compare", "--data", "digits", "--methods", COMPARED, "--noise-multipliers", 4, "--seeds", 1, "--workers", 1,
-        "--private", 400, "--public", 40, "--batch-size", 100, "--epochs", 1, "--quiet", "--out", folder / "out",
+        "--private-records", 400, "--public-records", 40, "--batch-size", 100, "--epochs", 1, "--quiet",
+        "--out", folder / "out",
     )  # fmt: skip
     cells = {path.stem: lasting(json.loads(path.read_text())) for path in (folder / "out" / "cells").iterdir()}
     kept = {key: {name: cell[name] for name in cell if name != "settings"} for key, cell in sorted(cells.items())}
@@ -898,14 +912,19 @@ def audit_command(folder: Path) -> Outputs:
 QUICK = {"--data": "digits", "--epochs": 1, "--noise-multiplier": 2, "--insecure-noise-seed": 11}
 COMMANDS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"--method": "dp-sgd", "--model": "mlp", "--target-epsilon": 3},
-    "pcdp": {"--method": "pcdp", "--rank": 20, "--warm-start": "public", "--scope": "per-tensor"},
+    "pcdp": {"--method": "pcdp", "--rank": 20, "--warm-start": "public", "--subspace-scope": "per-tensor"},
     "dp-lsgd": {"--method": "dp-lsgd", "--local-steps": 2, "--local-lr": 0.1, "--sampler": "truncated"},
     "gep": {"--method": "gep", "--rank": 10, "--clip": "psac", "--optimizer": "adam", "--lr": 0.01, "--diagnose": 3},
-    "dp-comp-minibatch": {"--method": "dp-comp-minibatch", "--constraint": "l1:20", "--sketch": 50, "--lr": 0.5},
+    "dp-comp-minibatch": {
+        "--method": "dp-comp-minibatch",
+        "--constraint": "l1:20",
+        "--sketch-dimension": 50,
+        "--lr": 0.5,
+    },
     "ema, cosine, shuffled": {
         "--method": "rsdp",
         "--ema-decay": 0.9,
-        "--schedule": "cosine",
+        "--lr-schedule": "cosine",
         "--sampler": "shuffled",
         "--epochs": 2,
     },

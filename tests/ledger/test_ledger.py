@@ -393,14 +393,14 @@ def test_a_ledger_of_an_earlier_version_is_read_and_its_next_entry_binds_the_key
     ledger = older(path, Ledger(path).identify(data()))
     assert ledger.verify() == 3
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
-    assert "the next entry does it" in capsys.readouterr().out
+    assert "the next entry binds it" in capsys.readouterr().out
     with pytest.warns(RuntimeWarning, match="a data set of the same size"):
         trainer(ledger).check((2 * data()[0], data()[1]))
     t = trainer(ledger)
     t.fit(data())
     assert t.ledger_session.total(DELTA).runs == 2
     assert main(["ledger", "verify", "--ledger", str(path)]) == 0
-    assert "the next entry does it" not in capsys.readouterr().out
+    assert "the next entry binds it" not in capsys.readouterr().out
     edit(ledger, OTHER_KEY)
     with pytest.raises(LedgerError, match="key"):
         Ledger(path)
@@ -631,9 +631,11 @@ def test_a_run_without_noise_is_announced_before_it_is_entered_and_named_as_the_
     assert main([*SHORT, "--out", str(tmp_path / "b")]) == 0
     assert "infinite" not in capsys.readouterr().err
     assert main(["ledger", "show"]) == 0
-    assert f"infinite because of run {run}: no noise" in capsys.readouterr().out
+    assert f"infinite because of run {run}, which has no noise" in capsys.readouterr().out
     assert main(["ledger", "budget", "digits", "--epsilon", "3"]) == 0
-    assert f"because of run {run} for good: nothing will fit" in capsys.readouterr().out
+    assert (
+        f"permanently because of run {run}: every further run on these data will be refused" in capsys.readouterr().out
+    )
     assert main([*SHORT, "--out", str(tmp_path / "c")]) == 2
     assert f"run {run} has an infinite epsilon" in capsys.readouterr().err
 
@@ -649,7 +651,7 @@ def test_a_budget_that_is_spent_already_says_that_nothing_fits(ledger, capsys):
     budget = ["ledger", "budget", "patients", "--ledger", str(ledger.path), "--epsilon"]
     for epsilon_, full in (("0.5", True), ("500", False)):
         assert main([*budget, epsilon_]) == 0
-        assert ("nothing will fit" in capsys.readouterr().out) == full
+        assert ("every further run on these data will be refused" in capsys.readouterr().out) == full
 
 
 # -- where a ledger begins ---------------------------------------------------------------------------
@@ -701,7 +703,7 @@ def test_a_ledger_that_a_refused_run_left_empty_is_still_new(tmp_path, capsys):
 def test_the_command_line_shows_verifies_exports_and_keeps_a_budget(tmp_path, capsys, own_ledger):
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     assert main([*short, "--out", str(tmp_path / "a")]) == 0
-    assert main([*short, "--out", str(tmp_path / "b"), "--private", "700"]) == 0
+    assert main([*short, "--out", str(tmp_path / "b"), "--private-records", "700"]) == 0
     said = capsys.readouterr().out
     assert "2 runs together" in said
     assert main(["ledger", "show"]) == 0
@@ -736,7 +738,7 @@ def test_every_verb_of_the_ledger_does_its_work(capsys, own_ledger):
         ("show", "patients"): f"run {run}",
         ("budget", "patients", "--epsilon", "3"): "budget  epsilon = 3 at delta = 1e-05",
         ("close", run): f"run {run} is closed: 16 steps spent, 4 free again",
-        ("verify",): "5 entries, every one in its place",
+        ("verify",): "5 entries, the hash chain is intact",
         ("export",): '"kind": "close"',
     }.items():
         assert main(["ledger", *words]) == 0
@@ -813,7 +815,7 @@ def test_a_budget_for_data_that_no_run_has_read_is_refused_unless_it_is_meant(tm
     assert "none yet" in (said := capsys.readouterr().err)
     assert "--by-name enters a name for runs with --data-id" in said
     assert main([*budget, "--by-name"]) == 0
-    assert "without it they do NOT" in capsys.readouterr().out
+    assert "without it they are NOT" in capsys.readouterr().out
     short = ["train", "--epochs", "1", "--quiet", "--noise-multiplier", "20"]
     assert main([*short, "--data-id", "digits", "--out", str(tmp_path / "a")]) == 2
     assert "budget" in capsys.readouterr().err

@@ -328,7 +328,18 @@ def test_losses_of_one_score_are_those_of_two():
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_command_line_trains_with_every_loss(loss, tmp_path, capsys):
-    flags = ["--data", "digits", "--method", "dp-comp-gd", "--constraint", "l1:50", "--sketch", "60", "--epochs", "15"]
+    flags = [
+        "--data",
+        "digits",
+        "--method",
+        "dp-comp-gd",
+        "--constraint",
+        "l1:50",
+        "--sketch-dimension",
+        "60",
+        "--epochs",
+        "15",
+    ]
     out = tmp_path / "run"
     assert main(["train", *flags, "--lr", "5", "--loss", loss, "--quiet", "--out", str(out)]) == 0
     text = (out / "statement.txt").read_text()
@@ -343,7 +354,7 @@ def test_the_command_line_trains_with_every_loss(loss, tmp_path, capsys):
     [
         (["--method", "dp-comp-gd"], "constraint = None"),
         (["--method", "dp-comp-gd", "--constraint", "l1"], "l1:RADIUS"),
-        (["--method", "dp-sgd", "--constraint", "l1:5"], "dp-sgd has no constraint"),
+        (["--method", "dp-sgd", "--constraint", "l1:5"], "only, not to dp-sgd"),
         (["--method", "comp-gd", "--constraint", "l1:5", "--target-epsilon", "1"], "adds no noise"),
         (["--method", "comp-gd", "--constraint", "l1:5", "--max-grad-norm", "3"], "does not clip"),
         (["--method", "dp-comp-gd", "--constraint", "l1:5", "--sampler", "poisson"], "the full batch"),
@@ -361,11 +372,11 @@ def test_the_command_line_says_that_comp_sgd_is_not_private(tmp_path, capsys):
         "comp-sgd",
         "--constraint",
         "l1:20",
-        "--sketch",
+        "--sketch-dimension",
         "30",
         "--epochs",
         "0.02",
-        "--schedule",
+        "--lr-schedule",
         "inverse-sqrt",
     ]
     assert main(["train", "--data", "digits", *flags, "--quiet", "--out", str(tmp_path / "run")]) == 0

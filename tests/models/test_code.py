@@ -33,7 +33,7 @@ def last(classes):
     return nn.Linear(width_for_test.WIDTH, classes)
 """
 MODEL = "own_for_test.net:Net"
-SMALL = TrainConfig(epochs=0.5, private=1300, model=MODEL)
+SMALL = TrainConfig(epochs=0.5, private_records=1300, model=MODEL)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_name_that_gives_no_model_is_explained(name, message):
         ("broken", ["my_models_for_test:broken", "KeyError: 'width'"]),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--warm-start", "public", "--public", "30"]], ids=["", "warm"])
+@pytest.mark.parametrize("more", [[], ["--warm-start", "public", "--public-records", "30"]], ids=["", "warm"])
 def test_a_model_that_does_not_fit_is_explained_without_a_traceback(maker, words, more, tmp_path, capsys):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", inputs=rng.normal(size=(100, 4)), targets=rng.integers(0, 2, 100), classes=2)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gnomon.cli.federate import add_federate
+from gnomon.cli.federate import add_command as add_federate
 from gnomon.cli.main import main
 from gnomon.cli.settings import settings_of
-from gnomon.cli.train import add_train
+from gnomon.cli.train import add_command as add_train
 from gnomon.errors import DataError, SettingError
 from gnomon.figures.curve import training_curve
 from gnomon.figures.picture import WARNING, Picture, blank
@@ -474,11 +474,11 @@ OWN = {
     "comp-minibatch": {"sampler": "poisson", "constraint": "box:-1,1"},
     "comp-gd": {"constraint": "l1:5"},
     "comp-sgd": {"constraint": "l2:1", "batch_size": 256},
-    "dp-comp-gd": {"constraint": "nuclear:5,10", "sampler": "poisson", "form": "linear-sketch"},
+    "dp-comp-gd": {"constraint": "nuclear:5,10", "sampler": "poisson", "sketch_form": "linear-sketch"},
     "dp-comp-minibatch": {"constraint": "simplex", "noise_multiplier": 0.1 + 0.2},
-    "pcdp": {"scope": "per-tensor", "rank": 0.9},
+    "pcdp": {"subspace_scope": "per-tensor", "rank": 0.9},
     "dp-lsgd": {"local_steps": 5, "local_lr": 1.23456789e-7},
-    "dp-sgd": {"lr": 1 / 3, "warm_start": "public", "public": 50},
+    "dp-sgd": {"lr": 1 / 3, "warm_start": "public", "public_records": 50},
 }
 
 
@@ -492,7 +492,14 @@ def test_the_command_of_every_kind_of_method_gives_the_same_settings(method, dat
 @pytest.mark.parametrize("data", ["digits", "mnist"])
 @pytest.mark.parametrize("method", ["fedpcdp", "fedavg", "q-ffl", "moon"])
 def test_the_command_of_a_simulated_federation_gives_the_same_settings(method, data):
-    more = {"clients": 3, "rounds": 2, "partition": "dirichlet:0.1", "unit": "client", "q": 0.5, "batch_size": 256}
+    more = {
+        "clients": 3,
+        "rounds": 2,
+        "partition": "dirichlet:0.1",
+        "unit": "client",
+        "fairness_exponent": 0.5,
+        "batch_size": 256,
+    }
     config = dataclasses.replace(federated_recipe(data), method=method, **more)
     command = run_command(yaml.safe_load(config.to_yaml()))
     assert command.startswith("gnomon federate --simulate ")
@@ -555,7 +562,11 @@ def pages(tmp_path_factory):
     table = read_experiment("pcdp-table3")
     write(table, done_rows(table, KEPT), place / "table")
     watched = place / "watched"
-    train(TrainConfig(method="pcdp", public=40, rank=10.0, epochs=2.0, noise_multiplier=5.0), watched, progress=False)
+    train(
+        TrainConfig(method="pcdp", public_records=40, rank=10.0, epochs=2.0, noise_multiplier=5.0),
+        watched,
+        progress=False,
+    )
     assert main(["diagnose", str(watched)]) == 0
     return {
         "table": report([place / "table"]),

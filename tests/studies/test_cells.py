@@ -114,7 +114,19 @@ def test_commands_write_what_there_is_and_end_with_an_error(tmp_path, monkeypatc
         reproduce(toy(tmp_path), tmp_path / "out", seeds=1, progress=False, say=lambda text: None)
     assert "4 of 6 cells finished" in (tmp_path / "out/toy/result.md").read_text()
     assert read_experiment(str(tmp_path / "toy.yaml")).seeds == 2
-    flags = ["--epochs", "1", "--public", "40", "--seeds", "1", "--noise-multipliers", "4", "--workers", "1", "--quiet"]
+    flags = [
+        "--epochs",
+        "1",
+        "--public-records",
+        "40",
+        "--seeds",
+        "1",
+        "--noise-multipliers",
+        "4",
+        "--workers",
+        "1",
+        "--quiet",
+    ]
     assert main(["compare", *flags, "--methods", "dp-sgd,pcdp:rank=5", "--out", str(tmp_path / "c")]) == 2
     assert "1 of 3 runs failed" in capsys.readouterr().err
     assert "dp-sgd" in (tmp_path / "c/comparison.md").read_text()

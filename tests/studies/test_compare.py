@@ -27,7 +27,7 @@ from gnomon.studies.cells import CellsFailed
 from gnomon.studies.method_specs import MethodSpec, method_specs, refuse_unused_settings, split_methods
 from gnomon.training import evaluate, train_on_public
 
-SMALL = TrainConfig(epochs=2.0, public=40, rank=10)
+SMALL = TrainConfig(epochs=2.0, public_records=40, rank=10)
 
 
 def test_every_method_of_a_comparison_trains_on_the_same_private_records():
@@ -115,7 +115,7 @@ def test_all_methods_protect_the_same_records_also_where_some_have_copies(tmp_pa
     inputs[200:] = inputs[:100]
     np.savez(tmp_path / "own.npz", x_train=inputs, y_train=(inputs[:, 0] > 0).long(), x_test=inputs[:9] + 9,
              y_test=torch.zeros(9).long(), classes=2)  # fmt: skip
-    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public=50, epochs=1.0)
+    base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public_records=50, epochs=1.0)
     cells = compare.grid(base, ["dp-sgd", "pcdp:rank=5", "public-only", "dp-sgd:warm-start=public"], [2.0], 1)
     splits = [records(cell.config, data.load(base.data)) for cell in cells]
     assert [len(one.public) for one in splits] == [0, 50, 50, 50]
@@ -141,7 +141,18 @@ def test_cells_run_in_parallel_processes(tmp_path):
 
 
 def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path, capsys):
-    settings = ["--epochs", "1", "--public", "40", "--seeds", "2", "--noise-multipliers", "4,8", "--workers", "1"]
+    settings = [
+        "--epochs",
+        "1",
+        "--public-records",
+        "40",
+        "--seeds",
+        "2",
+        "--noise-multipliers",
+        "4,8",
+        "--workers",
+        "1",
+    ]
     assert main(["compare", *settings, "--methods", "dp-sgd,pcdp", "--quiet", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "public-only" in said
@@ -156,12 +167,24 @@ def test_the_command_writes_table_and_picture_and_adds_the_public_line(tmp_path,
 
 
 def test_python_and_the_command_line_write_the_same_comparison(tmp_path):
-    settings = {"data": "digits", "epochs": 1, "public": 40}
+    settings = {"data": "digits", "epochs": 1, "public-records": 40}
     methods = ["dp-sgd", MethodSpec("pcdp", {"rank": 5})]
     result = gnomon.compare(
         settings, methods, noise_multipliers=[4.0], seeds=1, folder=tmp_path / "python", progress=False
     )
-    flags = ["--epochs", "1", "--public", "40", "--noise-multipliers", "4", "--seeds", "1", "--workers", "1", "--quiet"]
+    flags = [
+        "--epochs",
+        "1",
+        "--public-records",
+        "40",
+        "--noise-multipliers",
+        "4",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--quiet",
+    ]
     assert main(["compare", *flags, "--methods", "dp-sgd,pcdp:rank=5", "--out", str(tmp_path / "command")]) == 0
     assert [row.method for row in result.rows] == ["dp-sgd", "pcdp:rank=5", "public-only"]
     for name in ("comparison.md", "comparison.json"):
@@ -188,6 +211,7 @@ def test_a_comparison_whose_runs_failed_in_part_has_the_others(tmp_path, monkeyp
 
 def test_a_method_as_data_is_the_method_as_text():
     for text, spec in (
+        ("pcdp:rank=50,subspace-scope=per-tensor", MethodSpec("pcdp", {"rank": 50.0, "subspace-scope": "per-tensor"})),
         ("pcdp:rank=50,scope=per-tensor", MethodSpec("pcdp", {"rank": 50.0, "scope": "per-tensor"})),
         ("dp-lsgd:local-steps=3,local-lr=0.1", MethodSpec("dp-lsgd", {"local_steps": 3, "local-lr": 0.1})),
         ("public-only", MethodSpec("public-only")),
@@ -197,6 +221,20 @@ def test_a_method_as_data_is_the_method_as_text():
         assert parsed == given
     with pytest.raises(SettingError, match="--seeds"):
         MethodSpec("dp-sgd", {"seed": 3})
+
+
+def test_a_method_under_a_former_setting_name_is_the_same_run():
+    """Labels in kept results have former names; the key of a run depends on its settings, not on the label."""
+    labels = ["pcdp:rank=5,scope=per-tensor", "pcdp:rank=5,subspace-scope=per-tensor"]
+    former, current = (compare.grid(TrainConfig(), [label], [2.0], 1)[0] for label in labels)
+    assert [former.label, current.label] == labels
+    assert former.config == current.config
+    assert former.key == current.key
+    assert MethodSpec("pcdp", {"scope": "per-tensor"}).settings == {"subspace_scope": "per-tensor"}
+    with pytest.raises(SettingError, match="own"):
+        compare.refuse_unused_settings(
+            TrainConfig(subspace_scope="per-tensor"), [MethodSpec("pcdp", {"scope": "global"})]
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +248,7 @@ def test_a_method_as_data_is_the_method_as_text():
         (["--workers", "-2"], "workers = -2"),
         (["--noise-multipliers", "4,nan"], "nan"),
         (["--noise-multipliers", "0"], "noise-multipliers = 0"),
-        (["--public", "0"], "public = 0"),
+        (["--public-records", "0"], "--public-records = 0"),
         (["--methods", "dp-sgd:seed=3"], "seed = 3 cannot be set for one method"),
         (["--methods", "dp-sgd:insecure_noise_seed=3"], "--seeds"),
         (["--local-steps", "3", "--methods", "pcdp"], "write pcdp:local-steps=3"),
@@ -246,8 +284,8 @@ def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_pa
     capsys.readouterr()
     for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
         assert main(["compare", *own, "--methods", methods, *out]) == 2
-        assert "public = None" in capsys.readouterr().err
-    assert main(["compare", *own, "--methods", "dp-sgd", "--public", "30", *out]) == 0
+        assert "--public-records is required for npz files" in capsys.readouterr().err
+    assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 0
     assert "public-only" in capsys.readouterr().out
 
 
@@ -257,7 +295,7 @@ def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):
 
 
 def test_methods_are_compared_at_given_epsilons_whatever_noise_each_needs(tmp_path, capsys):
-    settings = ["--epochs", "1", "--public", "40", "--seeds", "1", "--target-epsilon", "2,4", "--workers", "1"]
+    settings = ["--epochs", "1", "--public-records", "40", "--seeds", "1", "--target-epsilons", "2,4", "--workers", "1"]
     methods = "dp-sgd,dp-sgd:sampler=truncated"
     assert main(["compare", *settings, "--methods", methods, "--quiet", "--out", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
@@ -285,14 +323,14 @@ def test_a_noise_level_in_the_grid_is_no_budget():
 
 def test_cells_of_built_in_data_keep_their_public_records(tmp_path):
     (cell,) = compare.grid(TrainConfig(), ["dp-sgd"], [2.0], 1)
-    assert (cell.config.public, cell.config.private) == (100, 1337)
+    assert (cell.config.public_records, cell.config.private_records) == (100, 1337)
 
 
 def test_methods_may_carry_settings_of_their_own():
-    (cell,) = compare.grid(SMALL, ["pcdp:rank=5,scope=per-tensor"], [1.0], 1)
-    assert (cell.config.rank, cell.config.scope) == (5.0, "per-tensor")
+    (cell,) = compare.grid(SMALL, ["pcdp:rank=5,subspace-scope=per-tensor"], [1.0], 1)
+    assert (cell.config.rank, cell.config.subspace_scope) == (5.0, "per-tensor")
     with pytest.raises(SettingError):
-        compare.grid(SMALL, ["pcdp:scope=sideways"], [1.0], 1)
+        compare.grid(SMALL, ["pcdp:subspace-scope=sideways"], [1.0], 1)
 
 
 def test_the_budget_of_a_run_whose_settings_are_taken_ends_no_run_at_a_noise_level():
@@ -316,13 +354,13 @@ def test_a_method_with_its_own_noise_is_run_once_for_each_seed():
     "constraint", ["l1:5", "l2:1", "simplex", "simplex:2", "box:-1,1.5", "group:5,10", "nuclear:5,1e1"]
 )
 def test_a_value_may_have_a_comma(constraint):
-    text = f"dp-comp-minibatch:constraint={constraint},sketch=50,dp-sgd"
+    text = f"dp-comp-minibatch:constraint={constraint},sketch-dimension=50,dp-sgd"
     methods = split_methods(text)
     assert methods == [text.removesuffix(",dp-sgd"), "dp-sgd"]
     first, _ = compare.grid(SMALL, methods, [2.0], 1)
-    assert (first.config.constraint, first.config.sketch) == (constraint, 50)
-    last = split_methods(f"dp-sgd,dp-comp-minibatch:sketch=50,constraint={constraint},public-only")
-    assert last[1:] == [f"dp-comp-minibatch:sketch=50,constraint={constraint}", "public-only"]
+    assert (first.config.constraint, first.config.sketch_dimension) == (constraint, 50)
+    last = split_methods(f"dp-sgd,dp-comp-minibatch:sketch-dimension=50,constraint={constraint},public-only")
+    assert last[1:] == [f"dp-comp-minibatch:sketch-dimension=50,constraint={constraint}", "public-only"]
 
 
 def test_common_settings_go_to_the_methods_that_have_them():

@@ -10,7 +10,9 @@ from gnomon.studies.reproduce.experiment_files import restrict_to_values
 TOY = {
     "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
     "paper-epsilon": {5: 1.5, 20: 0.4}, "as-coded": "fixed-blocks",
-    "settings": {"data": "digits", "private": 1300, "public": 40, "batch-size": 130, "epochs": 1, "lr": 1},
+    "settings": {
+        "data": "digits", "private-records": 1300, "public-records": 40, "batch-size": 130, "epochs": 1, "lr": 1,
+    },
     "lines": {
         "DP-SGD": {"method": "dp-sgd", "published": {5: [80, 1.5], 20: 50}},
         "PCDP": {"method": "pcdp", "settings": {"rank": 10}, "at": {20: {"lr": 0.5}}},

@@ -145,7 +145,7 @@ def test_the_command_line_takes_local_steps(tmp_path, capsys):
     statement = json.loads((tmp_path / "b" / "statement.json").read_text())
     assert "2 local steps of 0.1" in statement["method"]
     assert main([*run, "--local-lr", "0.1", "--out", str(tmp_path / "c")]) == 2
-    assert "local-lr = 0.1 is invalid; expected local-steps as well" in capsys.readouterr().err
+    assert "--local-lr applies to local steps only: set local-steps as well" in capsys.readouterr().err
 
 
 def test_any_method_composes_with_local_steps():

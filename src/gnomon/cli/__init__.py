@@ -1,1 +1,1 @@
-"""What the command line can do, a file for each group of commands. Nothing heavy is imported before it is needed."""
+"""The command line, one module per command. Heavy packages such as torch are imported only when a command runs."""

@@ -1,4 +1,4 @@
-"""`gnomon account`."""
+"""The command `gnomon account`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 from typing import Any, get_args
 
 
-def add_account(commands: Any) -> None:
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser(
         "account",
-        help="epsilon of a run, or the noise that a budget needs",
-        description="What a run costs (give --noise-multiplier) or how much noise a budget needs "
-        "(give --target-epsilon). Poisson sampling unless --sample-rate is 1.",
+        help="compute the epsilon of a run, or the noise multiplier for a target epsilon",
+        description="Compute the epsilon of a run (give --noise-multiplier), or the noise multiplier for a target "
+        "epsilon (give --target-epsilon). Sampling is Poisson unless --sample-rate is 1.",
         epilog="examples:\n"
         "  gnomon account --noise-multiplier 10 --sample-rate 0.025 --steps 3200 --delta 1e-5\n"
         "  gnomon account --target-epsilon 1 --sample-rate 0.025 --epochs 80\n"
@@ -21,22 +22,32 @@ def add_account(commands: Any) -> None:
     )
     parser.set_defaults(run=_account)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--noise-multiplier", type=float, metavar="X", help="noise in units of the clip bound")
-    which.add_argument("--target-epsilon", type=float, metavar="X", help="the budget to find noise for")
-    parser.add_argument("--sample-rate", type=float, required=True, metavar="Q", help="probability to join a step")
+    which.add_argument(
+        "--noise-multiplier", type=float, metavar="X", help="noise standard deviation divided by the clip bound"
+    )
+    which.add_argument("--target-epsilon", type=float, metavar="X", help="epsilon to which noise is calibrated")
+    parser.add_argument(
+        "--sample-rate", type=float, required=True, metavar="Q", help="probability that a record takes part in a step"
+    )
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--steps", type=int, metavar="N", help="number of noisy steps")
+    length.add_argument("--steps", type=int, metavar="N", help="number of private steps")
     length.add_argument("--epochs", type=float, metavar="X",
-                        help="passes over the data, counted as gnomon train does: 1 / sample rate is "
-                        "rounded to whole steps an epoch, then times the epochs is rounded to whole steps")  # fmt: skip
+                        help="passes over the data, converted as gnomon train does: an epoch is 1 / sample rate "
+                        "steps, rounded, and the number of all steps is rounded again")  # fmt: skip
     parser.add_argument("--delta", type=float, default=1e-5, metavar="X", help="delta (default: 1e-5)")
     parser.add_argument(
         "--accountant",
         default="pld",
         choices=("pld", "rdp", "rdp-classic", "gdp", "all"),
-        help="pld is tight; rdp-classic is what papers printed; gdp is an approximation, no guarantee",
+        help="accounting method: pld is tight; rdp-classic is what most papers report; gdp is an approximation without "
+        "guarantee (default: pld)",
     )
-    parser.add_argument("--adjacency", choices=("add-remove", "zero-out", "replace-one"), default="add-remove")
+    parser.add_argument(
+        "--adjacency",
+        choices=("add-remove", "zero-out", "replace-one"),
+        default="add-remove",
+        help="definition of neighbouring data sets (default: add-remove)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -60,19 +71,20 @@ def _account(args: argparse.Namespace) -> int:
         accountant: Accountant = "pld" if args.accountant == "all" else args.accountant
         sigma = noise_multiplier(target_epsilon=args.target_epsilon, accountant=accountant, **settings)
         if not args.json:
-            print(f"noise multiplier = {digits(sigma, 4)}")  # up: less noise would cost more than the target
-    every = get_args(Accountant)
-    names: tuple[Accountant, ...] = every if args.accountant == "all" else (args.accountant,)
+            # digits rounds up: less noise would cost more than the target
+            print(f"noise multiplier = {digits(sigma, 4)}")
+    all_names = get_args(Accountant)
+    names: tuple[Accountant, ...] = all_names if args.accountant == "all" else (args.accountant,)
     for name in names:
         try:
-            found = epsilon(noise_multiplier=sigma, accountant=name, **settings)
+            result = epsilon(noise_multiplier=sigma, accountant=name, **settings)
         except SettingError:
             if len(names) == 1:
                 raise
-            continue  # of all accountants those that can answer
+            continue  # with "all", accountants that do not support these settings are left out
         if args.json:
-            finite = float(found) if found < float("inf") else None
-            print(json.dumps(vars(found) | {"epsilon": finite}))
+            finite = float(result) if result < float("inf") else None
+            print(json.dumps(vars(result) | {"epsilon": finite}))
         else:
-            print(found.describe())
+            print(result.describe())
     return 0

@@ -1,4 +1,4 @@
-"""`gnomon audit`."""
+"""The command `gnomon audit`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gnomon.cli.settings import add_settings, settings_of
+from gnomon.cli.settings import add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import recipe
 
 VIOLATED = 1
-"""The exit code of an audit that refutes the claim."""
+"""Exit code of an audit that refutes the claim."""
 
 
-def add_audit(commands: Any) -> None:
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser(
         "audit",
-        help="attack the private step and compare what it leaks with the claim",
-        description="Attack the training step that the settings of a run stand for, and give a lower bound on its "
-        "epsilon beside the claimed one. The exit code is 1 if the claim is VIOLATED.",
+        usage="gnomon audit [flags]",
+        help="attack the private step and compare the leakage with the claim",
+        description="Attack the training step that the settings of a run describe, and give a lower bound on its "
+        "epsilon beside the claimed epsilon. The exit code is 1 if the claim is VIOLATED.",
         epilog="examples:\n"
         "  gnomon audit --target-epsilon 1\n"
-        "  gnomon audit --method pcdp --rank 16 --scope per-tensor --clip automatic\n"
+        "  gnomon audit --method pcdp --rank 16 --subspace-scope per-tensor --clip automatic\n"
         "  gnomon audit --model logistic --data digits --canaries 16\n"
         "  gnomon audit --config runs/demo/config.yaml --whole-run 1000 --out runs/demo-audit\n\n"
         "Without --model a probe of 64 parameters is attacked, whose gradients the auditor chooses: a tight bound.\n"
@@ -30,21 +32,24 @@ def add_audit(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_audit)
-    parser.add_argument("--canaries", type=int, default=32, metavar="N", help="canaries in one release (default: 32)")
-    parser.add_argument("--releases", type=int, default=200, metavar="N",
-                        help="steps that each of four data sets is released for (default: 200)")  # fmt: skip
-    parser.add_argument("--confidence", type=float, default=0.999, metavar="X",
-                        help="of the lower bound (default: 0.999)")  # fmt: skip
-    parser.add_argument("--draws", type=int, default=2**25, metavar="N",
-                        help="normals drawn to test the noise (default: 2^25, a reach of 5 deviations)")  # fmt: skip
-    parser.add_argument("--whole-run", type=int, default=0, metavar="N",
+    attack = parser.add_argument_group("attack")
+    attack.add_argument(
+        "--canaries", type=int, default=32, metavar="N", help="number of canaries in one release (default: 32)"
+    )
+    attack.add_argument("--releases", type=int, default=200, metavar="N",
+                        help="number of releases for each of four data sets (default: 200)")  # fmt: skip
+    attack.add_argument("--confidence", type=float, default=0.999, metavar="X",
+                        help="confidence of the lower bound (default: 0.999)")  # fmt: skip
+    attack.add_argument("--draws", type=int, default=2**25, metavar="N",
+                        help="normal variates drawn to test the noise (default: 2^25, which tests 5 standard "
+                        "deviations)")  # fmt: skip
+    attack.add_argument("--whole-run", type=int, default=0, metavar="N",
                         help="also attack a whole run with N canaries; takes as long as such a run")  # fmt: skip
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to leave table, JSON and picture")
-    parser.add_argument("--overwrite", action="store_true", help="replace the audit that is in the folder")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_settings(parser)
+    attack.add_argument("--out", type=Path, metavar="FOLDER", help="folder for table, JSON and figure")
+    attack.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    groups = add_flag_groups(parser)
+    add_settings(parser, groups)
+    add_run_flags(groups["run"], overwrite="replace the audit in the folder")
 
 
 def _audit(args: argparse.Namespace) -> int:
@@ -54,9 +59,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         if (args.out / "audit.json").exists() and not args.overwrite:
-            raise SettingError(
-                "out", str(args.out), "another folder, or --overwrite to replace the audit that is there"
-            )
+            raise SettingError("out", str(args.out), "another folder, or --overwrite to replace the audit in it")
         args.out.mkdir(parents=True, exist_ok=True)
     trainer, data = trainer_to_audit(settings_of(args, recipe))
     report = audit(

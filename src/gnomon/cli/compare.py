@@ -1,4 +1,4 @@
-"""`gnomon compare`."""
+"""The command `gnomon compare`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,55 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli.settings import add_settings, settings_of
+from gnomon.cli.settings import add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import recipe
 
 if TYPE_CHECKING:
     from gnomon.studies.compare import Comparison
 
+VARIED = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
+"""Settings that a comparison sets for each of its runs."""
 
-def add_compare(commands: Any) -> None:
+
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser(
         "compare",
-        help="several methods, noise levels and seeds, side by side",
+        usage="gnomon compare [flags]",
+        help="compare methods over noise levels and seeds",
         description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
-        "folder: start it again to go on. The public-only line is what the public records give alone, at epsilon 0; "
-        "own data have it only with --public. Settings that only some methods have go to those; local steps given in "
-        "common are for dp-lsgd, and other methods take them by name: pcdp:local-steps=3.",
+        "folder: start the command again to continue. The line public-only shows what the public records achieve "
+        "alone, at epsilon 0; for npz files it needs --public-records. A setting that only some methods have reaches "
+        "those methods; common settings of local steps reach dp-lsgd only, and other methods take them by name: "
+        "pcdp:local-steps=3.",
         epilog="examples:\n"
         "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
         "  gnomon compare --data digits --target-epsilons 1,3 --methods dp-sgd,pcdp\n"
-        "  gnomon compare --data mnist --private 10000 --public 100 --noise-multipliers 6,10,22 --epochs 80 \\\n"
-        "      --batch-size 250 --max-grad-norm 0.01 --lr 5 --methods dp-sgd,pcdp,pcdp:scope=per-tensor,public-only\n\n"
-        "Studies seed their noise, so a comparison makes no privacy claim; its epsilons are those of the settings.",
+        "  gnomon compare --data mnist --private-records 10000 --public-records 100 --noise-multipliers 6,10,22 \\\n"
+        "      --epochs 80 --batch-size 250 --max-grad-norm 0.01 --lr 5 \\\n"
+        "      --methods dp-sgd,pcdp,pcdp:subspace-scope=per-tensor,public-only\n\n"
+        "Noise is seeded, so a comparison makes no privacy claim; its epsilons are those of the settings.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_compare)
-    parser.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
-                        help="methods, with their own settings if need be: pcdp:rank=50,scope=per-tensor")  # fmt: skip
-    parser.add_argument("--noise-multipliers", metavar="X,Y,...", help="noise levels (default: 5,10,20,40)")
-    parser.add_argument("--target-epsilons", metavar="X,Y,...",
-                        help="budgets instead of noise levels: noise is worked out for each")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time (default: one a core)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep runs (default: runs/compare-<data>)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_settings(parser, frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"}))
+    groups = add_flag_groups(parser)
+    everyday = groups["everyday"]
+    everyday.add_argument("--methods", default="dp-sgd,pdp,pcdp,rpdp,rsdp,public-only", metavar="A,B,...",
+                          help="methods, each with settings of its own if needed: "
+                          "pcdp:rank=50,subspace-scope=per-tensor")  # fmt: skip
+    everyday.add_argument("--target-epsilons", metavar="X,Y,...",
+                          help="epsilons to which noise is calibrated, instead of noise multipliers")  # fmt: skip
+    everyday.add_argument("--noise-multipliers", metavar="X,Y,...", help="noise multipliers (default: 5,10,20,40)")
+    add_settings(parser, groups, VARIED)
+    everyday.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder of the finished runs (default: runs/compare-<data>)"
+    )
+    add_run_flags(groups["run"])
+    groups["run"].add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each cell (default: 2)")
+    groups["run"].add_argument(
+        "--workers", type=int, metavar="N", help="number of parallel runs (default: one per core)"
+    )
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -75,9 +88,9 @@ def _print(comparison: Comparison) -> None:
         print(f"figure   {comparison.folder / 'comparison.png'} and .svg")
 
 
-def _numbers(flag: str, text: str | None) -> list[float]:
+def _numbers(name: str, text: str | None) -> list[float]:
     """Return the numbers in the value of a flag; an empty list if the flag is missing or empty."""
     try:
         return [float(number) for number in text.split(",")] if text else []
     except ValueError:
-        raise SettingError(flag, text, "numbers separated by commas") from None
+        raise SettingError(name, text, "numbers separated by commas") from None

@@ -1,4 +1,4 @@
-"""`gnomon methods`."""
+"""The command `gnomon methods`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from gnomon.runs.config import FAIR
 
 
-def add_methods(commands: Any) -> None:
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser("methods", help="list the methods and clip rules")
     parser.set_defaults(run=_methods)
 
@@ -16,10 +17,10 @@ def add_methods(commands: Any) -> None:
 def _methods(args: argparse.Namespace) -> int:
     from gnomon import clipping, methods
 
-    for title, table in (("methods", methods.METHODS), ("clip rules", clipping.RULES)):
+    for title, makers in (("methods", methods.METHODS), ("clip rules", clipping.RULES)):
         print(title)
-        for name, maker in table.items():
-            first = (maker.__doc__ or "").strip().splitlines()[0]
-            print(f"  {name:<17} {first}")
+        for name, maker in makers.items():
+            summary = (maker.__doc__ or "").strip().splitlines()[0]
+            print(f"  {name:<17} {summary}")
     print(f"\n{FAIR[0].upper()}{FAIR[1:]}.")
     return 0

@@ -1,4 +1,4 @@
-"""`gnomon site`."""
+"""The command `gnomon site`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from gnomon.errors import SettingError
 
 
-def add_site(commands: Any) -> None:
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser(
         "site",
-        help="take part in a federation with this machine's records",
-        description="Start a Flower SuperNode that runs the installed Gnomon and nothing else: code that the server "
-        "sends is not run. Settings, records and ledger are checked before it starts. Ctrl-C ends it. See "
-        "docs/federated.md.",
+        help="join a federation with the records of this machine",
+        description="Start a Flower SuperNode that runs the installed Gnomon only: code that the server sends is never "
+        "run. Settings, records and ledger are checked before it starts. Ctrl-C ends it. See docs/federated.md.",
         epilog="example:\n"
         "  gnomon site --superlink server.example.org:443 --root-certificates ca.crt --key north.node --name north \\\n"
         "      --data npz:/data/north.npz --data-id patients --federation /etc/gnomon/federation.yaml \\\n"
@@ -25,24 +25,26 @@ def add_site(commands: Any) -> None:
     )
     parser.set_defaults(run=_site)
     for flag, metavar, text in (
-        ("superlink", "HOST:PORT", "where the server is"),
-        ("root-certificates", "FILE", "the certificate that the server's is checked against"),
-        ("key", "FILE", "the site's private key; its public part is registered at the server"),
-        ("name", "NAME", "this site's name in the agreed file"),
-        ("data", "npz:FILE", "the site's records"),
-        ("federation", "FILE", "the site's copy of the agreed file"),
-        ("state", "FOLDER", "what must survive restarts, beside the ledger; one for each federation"),
+        ("superlink", "HOST:PORT", "address of the server"),
+        ("root-certificates", "FILE", "root certificate that verifies the server's certificate"),
+        ("key", "FILE", "private key of the site; its public key is registered at the server"),
+        ("name", "NAME", "name of the site in the federation file"),
+        ("data", "npz:FILE", "records of the site"),
+        ("federation", "FILE", "the site's copy of the federation file that all parties agreed on"),
+        ("state", "FOLDER", "folder of the state that must survive restarts, beside the ledger; one per federation"),
     ):
         parser.add_argument(f"--{flag}", required=True, metavar=metavar, help=text)
     parser.add_argument(
-        "--ledger", metavar="FILE", help="where the site pays (default: GNOMON_LEDGER, or a file of the user)"
+        "--ledger",
+        metavar="FILE",
+        help="ledger of the site (default: GNOMON_LEDGER, or a file in the user's data folder)",
     )
     parser.add_argument(
         "--data-id",
         metavar="NAME",
-        help="the name of the site's records in its ledger, the same one in all work with them (needed)",
+        help="name of the site's records in its ledger; use the same name for all work with them (required)",
     )
-    parser.add_argument("--port", type=int, metavar="N", help="of the node's own programs, on this machine alone")
+    parser.add_argument("--port", type=int, metavar="N", help="local port for the processes of the node")
 
 
 def _site(args: argparse.Namespace) -> int:
@@ -72,14 +74,15 @@ def _site(args: argparse.Namespace) -> int:
         port=args.port,
     )
     print(
-        f"site {args.name}: what the server sends is not run; "
+        f"site {args.name}: code that the server sends is never run; "
         f"state {node_config['state']}, ledger {node_config['ledger']}",
         flush=True,
     )
     os.execve(command[0], command, environment)
-    return 1  # not reached: this process is the SuperNode now
+    return 1  # not reached: execve has replaced this process by the SuperNode
 
 
 def _absolute(data: str) -> str:
+    """Return the data with an absolute path, because the SuperNode may run in another folder."""
     file = Path(data.removeprefix("npz:")).expanduser()
     return f"npz:{file.absolute()}" if file.is_file() else data

@@ -1,4 +1,4 @@
-"""`gnomon train`."""
+"""The command `gnomon train`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.cli import ledger, report
-from gnomon.cli.settings import INTERRUPTED, add_settings, settings_of
+from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, warn_if_new
+from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.runs.config import recipe
 from gnomon.runs.folder import claimed
 from gnomon.text import counted, together
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from gnomon.runs.train import TrainingRun
 
 
-def add_train(commands: Any) -> None:
+def add_command(commands: Any) -> None:
+    """Add the command to the parser of all commands."""
     parser = commands.add_parser(
         "train",
+        usage="gnomon train [flags]",
         help="train a model and write its privacy statement",
-        description="Train a model under differential privacy. Ctrl-C stops after the current step and "
-        "still writes everything.",
+        description="Train a model under differential privacy. Ctrl-C stops after the current step and still writes "
+        "all files.",
         epilog="examples:\n"
         "  gnomon train --data digits --target-epsilon 1\n"
-        "  gnomon train --data mnist --private 10000 --batch-size 250 --epochs 80 --noise-multiplier 10 "
+        "  gnomon train --data mnist --private-records 10000 --batch-size 250 --epochs 80 --noise-multiplier 10 "
         "--lr 5 --max-grad-norm 0.01\n"
         "  gnomon train --data npz:patients.npz --dataset-size 20000 --model hospital.models:RiskNet\n"
         "  gnomon train --config runs/demo/config.yaml --out runs/again\n\n"
@@ -36,72 +38,95 @@ def add_train(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_train)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of settings; flags win over it")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    ledger.add_flags(parser)
-    parser.add_argument("--tensorboard", action="store_true", help="event files in the folder tensorboard of the run")
-    report.add_diagnose_flag(parser)
-    add_settings(parser)
+    groups = add_flag_groups(parser)
+    add_settings(parser, groups)
+    groups["everyday"].add_argument(
+        "--out", type=Path, metavar="FOLDER", help="run folder (default: runs/<data>-<time>)"
+    )
+    add_run_flags(groups["run"], overwrite="replace the run in the folder")
+    groups["run"].add_argument(
+        "--tensorboard", action="store_true", help="write event files to the folder tensorboard of the run"
+    )
+    groups["run"].add_argument(
+        "--diagnose",
+        type=int,
+        nargs="?",
+        const=20,
+        metavar="N",
+        help="write unprotected diagnostics of every N-th step (20 without a number) to diagnostics.jsonl",
+    )
+    groups["run"].add_argument(
+        "--diagnose-public-only",
+        action="store_true",
+        help="the same without reading a private record: nothing in diagnostics.jsonl is unprotected",
+    )
+    groups["run"].add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="steps between two checkpoints (default: an epoch, at least 16)",
+    )
+    add_ledger_flags(groups["ledger"])
 
 
 def _train(args: argparse.Namespace) -> int:
     from gnomon.runs.train import train
 
     config = settings_of(args, recipe)
-    book = None if config.insecure_noise_seed is not None else ledger.chosen(args.ledger)
-    named = Path(config.data.removeprefix("npz:")).stem
-    with claimed(named) if args.out is None else nullcontext(args.out) as out:
+    ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
+    with claimed(config.data_name) if args.out is None else nullcontext(args.out) as out:
         run = train(
             config,
             out,
             overwrite=args.overwrite,
             progress=not args.quiet,
-            ledger=book,
+            ledger=ledger,
             dataset=args.data_id,
             checkpoint_every=args.checkpoint_every,
             tensorboard=args.tensorboard,
             diagnose_every=args.diagnose,
             diagnose_public_only=args.diagnose_public_only,
+            on_start=lambda: warn_if_new(ledger),
         )
-    return tell(run)
+    return print_outcome(run)
 
 
-def tell(run: TrainingRun) -> int:
-    """How a run went, for people; the exit code."""
+def print_outcome(run: TrainingRun) -> int:
+    """Print the scores, the privacy claim and the files of a run; return the exit code."""
     out = run.folder
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
-        reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped at the budget"}
+        reasons = {"interrupted": "stopped by Ctrl-C", "budget": "stopped because the budget is spent,"}
         planned = counted(run.trainer.mechanism.steps, "step")
         print(f"{reasons[run.result.stopped]} after {run.result.steps} of {planned}")
     if "validation/accuracy" in last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
-    alone = run.folder / "public-only.json"
-    if alone.exists() and "accuracy" in (scores := json.loads(alone.read_text())):
-        share = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"
-        print(f"public alone   {share} ({scores['public records']} public records)")
+    public_scores = run.folder / "public-only.json"
+    if public_scores.exists() and "accuracy" in (scores := json.loads(public_scores.read_text())):
+        accuracy = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"
+        print(f"public alone   {accuracy} ({scores['public records']} public records)")
     statement = run.trainer.statement()
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")
     if (total := run.trainer.ledger_session.total(statement.delta)) is not None:
-        word = ", if all settings were fixed before the first result was seen" if total.counted < total.epsilon else ""
-        print(f"on these data  {total.counted!r}, {together(total.runs)}{word}")
-    if left_out := _left_out(run.result.history):
-        print(f"unprotected    {100 * left_out:.2g} % of the records drawn were not finite and counted for nothing")
+        condition = (
+            ", if all settings were fixed before the first result was seen" if total.counted < total.epsilon else ""
+        )
+        print(f"on these data  {total.counted!r}, {together(total.runs)}{condition}")
+    if share := _left_out(run.result.history):
+        print(f"unprotected    {100 * share:.2g} % of the sampled records were not finite and were left out")
     for caveat in statement.caveats:
         print(f"caveat         {caveat}")
     print(f"statement      {out / 'statement.txt'}")
     if run.result.history:
-        print(f"picture        {out / 'curve.png'}")
+        print(f"figure         {out / 'curve.png'}")
     print(f"model          {out / 'model.safetensors'}")
     if run.result.stopped == "interrupted" and run.trainer.ledger_session.ledger is not None:
-        print(f"to go on       gnomon resume {out}")
+        print(f"resume with    gnomon resume {out}")
     return INTERRUPTED if run.result.stopped == "interrupted" else 0
 
 
 def _left_out(history: Sequence[Mapping[str, Any]]) -> float:
-    """The share of records that counted for nothing, over all epochs. Unprotected."""
-    shares = [found for record in history if (found := record.get("unprotected/left_out")) is not None]
+    """Return the mean share of sampled records that were left out because they were not finite. Unprotected."""
+    shares = [share for record in history if (share := record.get("unprotected/left_out")) is not None]
     return sum(shares) / len(shares) if shares else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from gnomon.runs.config import TrainConfig, as_text, recipe
 from gnomon.runs.federate_config import TRAINING_ONLY, FederateConfig, federated_recipe
+from gnomon.runs.setting_names import current_name, dashed
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
 """Settings that a comparison chooses for each of its runs."""
@@ -41,7 +42,7 @@ def federate_command(config: Mapping[str, Any]) -> str:
     >>> federate_command({"data": "mnist", "lr": 5.0, "rounds": 3, "epochs": 30.0})
     'gnomon federate --simulate --data mnist --rounds 3'
     """
-    settings = {key: value for key, value in config.items() if key.replace("-", "_") not in TRAINING_ONLY}
+    settings = {key: value for key, value in config.items() if current_name(key) not in TRAINING_ONLY}
     return _command(["gnomon", "federate", "--simulate"], settings, federated_recipe(_data(config)))
 
 
@@ -62,7 +63,7 @@ def compare_command(
     )
     levels = ",".join(map(as_text, values))
     start = ["gnomon", "compare", "--methods", ",".join(methods), flag, levels, "--seeds", str(seeds)]
-    settings = {key: value for key, value in config.items() if key.replace("-", "_") not in GRID}
+    settings = {key: value for key, value in config.items() if current_name(key) not in GRID}
     return _command(start, settings, recipe(_data(config)))
 
 
@@ -78,8 +79,8 @@ def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig 
     """Return a command with a flag for every setting that differs from its default."""
     words += ["--data", defaults.data]
     for key, value in config.items():
-        name = key.replace("-", "_")
+        name = current_name(key)
         if name != "data" and value is not None and value != getattr(defaults, name, None):
-            flag, text = f"--{name.replace('_', '-')}", as_text(value)
+            flag, text = f"--{dashed(name)}", as_text(value)
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return shlex.join(words)

@@ -1,1 +1,1 @@
-"""Runs from their settings: config, building, training, resuming, and the run folder."""
+"""Training runs from their settings: configuration, builders, training, resuming, and the run folder."""

@@ -1,4 +1,4 @@
-"""The Trainer to audit for the settings of a run."""
+"""Builds the Trainer that an audit attacks, from the settings of a run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 
 from gnomon.audit.attack_data import Probe, probe_loss
 from gnomon.data import Records, load
-from gnomon.methods import METHODS
 from gnomon.runs.builders import build_method, build_trainer, records
+from gnomon.runs.builders.method import methods_with
 from gnomon.runs.config import TrainConfig
 from gnomon.training import Trainer
 
 PROBE = "probe"
-"""The name of the probe among the models, and the default for audits."""
+"""Name of the probe among the models; the default model of an audit."""
 
 SIZE, PUBLIC, RANK = 64, 100, 16
-"""Parameters of the probe, its public records, and the rank of a subspace unless the settings say otherwise."""
+"""Number of parameters of the probe, number of its public records, and default rank of its subspace."""
 
 
 def trainer_to_audit(config: TrainConfig) -> tuple[Trainer, Any]:
-    """The Trainer that the settings stand for, and records for its model; None for the probe.
+    """Return the Trainer to attack, and the records of its model or None for the probe.
 
-    Noise, sampling, steps and delta are those of the run with these settings.
+    Noise, sampling, number of steps and delta are those of a training run with the same settings.
 
     >>> trainer, data = trainer_to_audit(TrainConfig(method="pcdp"))
     >>> trainer.method.describe(), data is None
@@ -41,8 +41,9 @@ def trainer_to_audit(config: TrainConfig) -> tuple[Trainer, Any]:
 
 
 def _on_probe(config: TrainConfig, planned: Trainer) -> Trainer:
+    """Return a Trainer of the probe with the privacy settings of the planned run."""
     public = Records(torch.randn(PUBLIC, SIZE, generator=torch.Generator().manual_seed(0)), torch.zeros(PUBLIC))
-    if config.rank is None and "rank" in METHODS[config.method].__annotations__:
+    if config.rank is None and config.method in methods_with("rank"):
         config = dataclasses.replace(config, rank=RANK)
     model = Probe(SIZE)
     claimed = planned.mechanism

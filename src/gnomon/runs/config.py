@@ -1,4 +1,4 @@
-"""The settings of a run: from a YAML file, from flags, and back to YAML."""
+"""Settings of a training run: the dataclass, its YAML form, and the defaults of each data set and method."""
 
 from __future__ import annotations
 
@@ -12,199 +12,268 @@ from typing import Any, Self, get_args, get_type_hints
 import yaml
 
 from gnomon.errors import SettingError
+from gnomon.runs.setting_names import FORMER_NAMES, current_name, dashed
 from gnomon.sampling import FLAGS
 
-FAIR = "the fair rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
-"""Why no run on one machine has it."""
+FAIR = "the fair clip rule needs a mean loss that was released with noise: use gnomon federate --method fedfdp"
+"""Why training on one machine does not offer the fair clip rule."""
+
+PROJECTION = "projection onto a subspace"
+LOCAL_STEPS = "local steps"
+COMPRESSED = "compressed methods"
+"""Groups of method-specific settings, as `--help` shows them."""
+
+PUBLIC_EIGENSPACE = ("pdp", "pcdp")
+PROJECTED = ("pdp", "pcdp", "rpdp", "rpcdp")
+COMP = ("comp-sgd", "comp-gd", "comp-minibatch", "dp-comp-gd", "dp-comp-minibatch")
 
 
-def setting(default: Any, text: str, choices: tuple[str, ...] = (), group: str = "training") -> Any:
-    """A field with the help text that the command line shows."""
-    return field(default=default, metadata={"help": text, "choices": choices, "group": group})
+def setting(
+    default: Any, text: str, choices: tuple[str, ...] = (), group: str = "training", methods: tuple[str, ...] = ()
+) -> Any:
+    """Return a dataclass field that carries what the command line shows about the setting.
+
+    Args:
+        default: the default value.
+        text: the help text.
+        choices: the values that are allowed; empty if any value of the field's type is.
+        group: the group of settings under which `--help` lists the flag.
+        methods: the methods that use the setting; empty if all do.
+    """
+    return field(default=default, metadata={"help": text, "choices": choices, "group": group, "methods": methods})
 
 
 @dataclass(frozen=True)
 class Config:
     """Base class of the settings of a run: reads and writes dataclass fields as flags and YAML keys."""
 
+    data: str = setting(
+        "digits",
+        "data set: digits, mnist, fashion-mnist, cifar10, adult, compas, shakespeare, or npz:FILE with the arrays "
+        "x_train, y_train, x_test, y_test (or inputs, targets), and classes to declare the number of classes",
+        group="data",
+    )
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data set, or of the file without folder and ending, as run folders and labels use it.
+
+        >>> TrainConfig(data="npz:/data/patients.npz").data_name
+        'patients'
+        """
+        return Path(self.data.removeprefix("npz:")).stem
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that some settings give, by name; a name may have dashes or underscores.
+        """Return the fields that some settings give, by name.
+
+        A name may have dashes or underscores, and former names are translated.
 
         Raises:
-            SettingError: a name is unknown, or a value has the wrong type.
+            SettingError: a name is unknown, or a value does not have the field's type.
         """
         known = {f.name for f in fields(cls)}
-        given = {}
+        given: dict[str, Any] = {}
         for key, value in values.items():
-            name = str(key).replace("-", "_")
+            name = current_name(str(key))
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = repr(close[0].replace("_", "-")) if close else f"one of {', '.join(sorted(known))}"
-                raise SettingError("setting", key, hint)
+                raise _unknown_setting(str(key), known)
             given[name] = _typed(cls, name, value)
         return given
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the config with some settings given by name."""
+        """Return the config with these settings, whose names are read as `parse` reads them."""
         return cls(**cls.parse(values))
 
     def with_settings(self, values: dict[str, Any]) -> Self:
-        """Return this config with some settings replaced."""
+        """Return this config with some settings replaced, whose names are read as `parse` reads them."""
         return dataclasses.replace(self, **self.parse(values))
 
     def to_yaml(self) -> str:
-        """Return all settings as YAML text, in the form that `--config` reads."""
-        return yaml.safe_dump({f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
+        """Return all settings as the text of a file that `--config` reads."""
+        return yaml.safe_dump({dashed(f.name): getattr(self, f.name) for f in fields(self)}, sort_keys=False)
+
+
+def _unknown_setting(key: str, known: set[str]) -> SettingError:
+    near = difflib.get_close_matches(key.replace("-", "_"), known, 1)
+    hint = f"did you mean {dashed(near[0])!r}?" if near else f"choose from {', '.join(map(dashed, sorted(known)))}"
+    return SettingError.with_message(f"there is no setting {key!r}: {hint}", name=key)
 
 
 @dataclass(frozen=True)
 class TrainConfig(Config):
-    """Everything that decides a training run. Each field is a flag and a YAML key of the same name.
+    """All settings of a training run. Each field is a flag and a YAML key of the same name.
 
     >>> TrainConfig.from_dict({"data": "digits", "target-epsilon": 0.5}).target_epsilon
     0.5
     >>> TrainConfig.from_dict({"target-epsilom": 0.5})
     Traceback (most recent call last):
-    gnomon.errors.SettingError: setting = 'target-epsilom' is invalid; expected 'target-epsilon'
+    gnomon.errors.SettingError: there is no setting 'target-epsilom': did you mean 'target-epsilon'?
     """
 
-    data: str = setting(
-        "digits",
-        "digits, mnist, fashion-mnist, cifar10, adult, compas, shakespeare, or npz:FILE with the arrays x_train, "
-        "y_train, x_test, y_test, or inputs, targets, and classes if you declare their number",
-        group="data",
-    )
     data_dir: str | None = setting(
         None, "folder with the official files (default: GNOMON_DATA or ./data)", group="data"
     )
-    private: int | None = setting(None, "how many private records to draw (default: all)", group="data")
+    private_records: int | None = setting(
+        None, "number of private records to draw from the data set (default: all)", group="data"
+    )
     dataset_size: int | None = setting(
         None,
-        "the declared, public number of records behind sample rate and epochs "
-        "(default: that of the benchmark; needed for npz)",
+        "declared, public number of records, from which sample rate and epochs are computed "
+        "(default: the size of the benchmark; required for npz files)",
         group="data",
     )
     model: str | None = setting(
-        None, "cnn, cnn-small, lenet, mlp, resnet20, text, logistic, linear, or package.module:Class", group="data"
+        None,
+        "model: cnn, cnn-small, lenet, mlp, resnet20, text, logistic, linear, or package.module:Class "
+        "(default: chosen for the data set)",
+        group="data",
     )
     target_epsilon: float | None = setting(
         None,
-        "the budget; noise is worked out for it (default: 1 without --noise-multiplier)",
+        "epsilon to spend; the noise multiplier is calibrated to it (default: 1 without --noise-multiplier)",
         group="privacy",
     )
     noise_multiplier: float | None = setting(
-        None, "noise in units of the clip bound, instead of or beside a target", group="privacy"
-    )
-    target_delta: float = setting(1e-5, "delta; keep it well below 1 / records", group="privacy")
+        None, "standard deviation of the noise divided by the clip bound, instead of a target epsilon or beside it",
+        group="privacy",
+    )  # fmt: skip
+    target_delta: float = setting(1e-5, "delta; keep it well below 1 / number of records", group="privacy")
     max_grad_norm: float = setting(1.0, "clip bound C", group="privacy")
     clip: str = setting("flat", "clip rule", ("flat", "automatic", "normalised", "psac", "per-layer"), group="privacy")
     sampler: str = setting(
         "poisson",
-        "how batches are drawn; shuffled, full and fixed are accounted without amplification",
+        "sampling scheme of the batches; shuffled, full and fixed are accounted without amplification",
         tuple(FLAGS),
         group="privacy",
     )
-    accountant: str = setting("pld", "privacy accountant", ("pld", "rdp", "rdp-classic"), group="privacy")
+    accountant: str = setting("pld", "accounting method", ("pld", "rdp", "rdp-classic"), group="privacy")
     adjacency: str | None = setting(
-        None, "neighbouring data sets", ("add-remove", "zero-out", "replace-one"), group="privacy"
-    )
+        None, "definition of neighbouring data sets (default: the one that fits the sampling scheme)",
+        ("add-remove", "zero-out", "replace-one"), group="privacy",
+    )  # fmt: skip
     method: str = setting("dp-sgd", "training method; gnomon methods lists them", group="method")
-    public: int | None = setting(
+    public_records: int | None = setting(
         None,
-        "how many records to set aside as public, NOT protected, for methods and warm starts that use them "
-        "(default: 100; say it yourself for npz)",
-        group="method",
+        "number of records to set aside as public, NOT protected, for methods and warm starts that use them "
+        "(default: 100; required for npz files)",
+        group="data",
     )
     rank: float | None = setting(
-        None, "dimensions of the subspace, or below 1 the share of energy (default: the method's)", group="method"
-    )
-    scope: str = setting(
-        "global", "one public subspace for all parameters, or one per tensor", ("global", "per-tensor"), group="method"
-    )
-    every: int = setting(1, "steps between two bases of the subspace", group="method")
-    start: int = setting(0, "first epoch that projects", group="method")
-    public_batch: int | None = setting(None, "public records a basis uses (default: all)", group="method")
-    public_blocks: int | None = setting(
-        None, "cut the public records into so many blocks and use one after the other", group="method"
-    )
-    mask_rate: float = setting(0.3, "share of coordinates that rsdp leaves out", group="method")
-    residual: float = setting(0.4, "clip bound of gep's residual, in units of C", group="method")
-    pre_noise: float = setting(0.0, "noise on every sample before clipping", group="method")
-    local_steps: int | None = setting(
-        None,
-        "steps each sample takes by itself before clipping, with any method (default: 10 for dp-lsgd)",
-        group="method",
-    )
-    local_lr: float = setting(
-        0.025, "step size of local steps; --lr is then the optimizer's, on their clipped sum", group="method"
-    )
-    local_momentum: float = setting(0.0, "momentum within the local steps of one sample", group="method")
-    constraint: str | None = setting(
-        None, "set that comp methods hold the weights to: l1:5, l2:1, simplex, box:-1,1, group:5,10, nuclear:5,10",
-        group="method",
+        None, "dimensions of the subspace, or below 1 the share of energy that it keeps (default: the method's)",
+        group=PROJECTION, methods=(*PROJECTED, "gep"),
     )  # fmt: skip
-    sketch: int | None = setting(None, "directions of the Gaussian sketch (default: 200)", group="method")
-    form: str = setting(
+    subspace_scope: str = setting(
+        "global", "one subspace for all parameters, or one per tensor", ("global", "per-tensor"),
+        group=PROJECTION, methods=PROJECTED,
+    )  # fmt: skip
+    refresh_basis_every: int = setting(
+        1, "steps between two computations of the basis", group=PROJECTION, methods=(*PUBLIC_EIGENSPACE, "gep")
+    )
+    project_from_epoch: int = setting(0, "first epoch in which gradients are projected", group=PROJECTION,
+                                      methods=PROJECTED)  # fmt: skip
+    public_batch: int | None = setting(
+        None, "number of public records from which a basis is computed (default: all)",
+        group=PROJECTION, methods=(*PUBLIC_EIGENSPACE, "gep"),
+    )  # fmt: skip
+    public_blocks: int | None = setting(
+        None, "split the public records into this many blocks and use one after the other", group=PROJECTION,
+        methods=PUBLIC_EIGENSPACE,
+    )  # fmt: skip
+    mask_rate: float = setting(
+        0.3, "share of the coordinates that the random mask leaves out", group="random mask", methods=("rsdp",)
+    )
+    residual_bound: float = setting(
+        0.4, "clip bound of the residual, as a multiple of C", group=PROJECTION, methods=("gep",)
+    )
+    pre_noise: float = setting(
+        0.0, "standard deviation of noise added to every sample's update before clipping", group="privacy",
+        methods=("dp-sgd", *PROJECTED, "rsdp", "dp-lsgd"),
+    )  # fmt: skip
+    local_steps: int | None = setting(
+        None, "local steps of each sample before clipping, with any method (default: 10 for dp-lsgd, none otherwise)",
+        group=LOCAL_STEPS, methods=("dp-lsgd",),
+    )  # fmt: skip
+    local_lr: float = setting(
+        0.025, "learning rate of the local steps; --lr then applies to their clipped sum", group=LOCAL_STEPS,
+        methods=("dp-lsgd",),
+    )  # fmt: skip
+    local_momentum: float = setting(
+        0.0, "momentum within the local steps of one sample", group=LOCAL_STEPS, methods=("dp-lsgd",)
+    )
+    constraint: str | None = setting(
+        None, "set to which the weights are constrained: l1:5, l2:1, simplex, box:-1,1, group:5,10, nuclear:5,10",
+        group=COMPRESSED, methods=COMP,
+    )  # fmt: skip
+    sketch_dimension: int | None = setting(
+        None, "number of directions of the Gaussian sketch (default: 200)", group=COMPRESSED, methods=COMP
+    )
+    sketch_form: str = setting(
         "clip-after-sketch",
-        "where a private comp method sketches",
+        "where a private method sketches",
         ("clip-after-sketch", "per-sample-normaliser", "linear-sketch", "published-whole-batch-normaliser"),
-        group="method",
+        group=COMPRESSED,
+        methods=("dp-comp-gd", "dp-comp-minibatch"),
     )
-    iterate: str = setting("average", "which iterate comp methods give", ("average", "last"), group="method")
+    returned_iterate: str = setting(
+        "average", "iterate that becomes the final model", ("average", "last"), group=COMPRESSED, methods=COMP
+    )
     warm_start: str = setting(
-        "none", "start from the model that the public records alone give", ("none", "public"), group="method"
-    )
-    loss: str = setting("cross-entropy", "loss", ("cross-entropy", "hinge", "huber"))
+        "none", "start from freshly drawn weights, or from a model trained on the public records", ("none", "public"),
+    )  # fmt: skip
+    loss: str = setting("cross-entropy", "loss function", ("cross-entropy", "hinge", "huber"))
     epochs: float = setting(30.0, "passes over the data, in expectation")
-    batch_size: int = setting(256, "expected batch size; steps are divided by it")
-    max_physical_batch_size: int | None = setting(None, "compute in parts of this size, to save memory")
+    batch_size: int = setting(256, "expected batch size, by which every noisy sum is divided")
+    max_physical_batch_size: int | None = setting(
+        None, "largest number of samples computed at once, to limit memory; does not change the result"
+    )
     optimizer: str = setting("sgd", "optimizer", ("sgd", "adam", "adamw"))
     lr: float = setting(1.0, "learning rate")
     momentum: float = setting(0.0, "momentum of sgd")
     weight_decay: float = setting(0.0, "weight decay of the optimizer")
-    schedule: str = setting("constant", "learning rate over the run", ("constant", "cosine", "inverse-sqrt"))
-    evaluate_every: int = setting(1, "epochs between two looks at the test records; the last epoch always has one")
-    ema_decay: float | None = setting(None, "keep a moving average of the weights, for example 0.99")
-    seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded")
+    lr_schedule: str = setting("constant", "learning rate schedule", ("constant", "cosine", "inverse-sqrt"))
+    evaluate_every: int = setting(
+        1, "epochs between two evaluations on the test records; the last epoch is always evaluated", group="run"
+    )
+    ema_decay: float | None = setting(None, "keep an exponential moving average of the weights, for example 0.99")
+    seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded by it", group="run")
     split_seed: int = setting(0, "seed of the draw of private and public records", group="data")
     insecure_noise_seed: int | None = setting(
         None,
-        "seed noise and sampling, for studies only: the statement then gives NO GUARANTEE",
+        "seed of noise and sampling, for studies only: the statement then gives NO GUARANTEE",
         group="privacy",
     )
-    device: str = setting("cpu", "cpu, cuda, cuda:1")
-    threads: int | None = setting(None, "CPU threads (default: torch's choice)")
+    device: str = setting("cpu", "cpu, cuda, cuda:1", group="run")
+    threads: int | None = setting(None, "number of CPU threads (default: PyTorch's choice)", group="run")
 
 
 IMAGES: dict[str, Any] = {"batch_size": 250, "epochs": 80.0, "max_grad_norm": 0.01, "lr": 5.0}
 TEXT: dict[str, Any] = {"model": "text", "batch_size": 500, "epochs": 20.0, "lr": 10.0}
 RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, "cifar10": IMAGES, "shakespeare": TEXT}
-"""Defaults that differ from the general ones for some data sets: for pictures batch and clip bound of the projection
-papers, for text a model that reads symbols."""
+"""Defaults of data sets where they differ from the general ones: batch size and clip bound of the projection papers
+for images, a model that reads symbols for text."""
 
-
-SAMPLERS: dict[str, dict[str, Any]] = {
+METHOD_RECIPES: dict[str, dict[str, Any]] = {
     "comp-sgd": {"sampler": "fixed", "batch_size": 1},
     "comp-minibatch": {"sampler": "fixed"},
     "comp-gd": {"sampler": "full"},
     "dp-comp-gd": {"sampler": "full"},
 }
-"""How the methods whose names say so draw their records."""
+"""Defaults of methods whose definition fixes the sampling scheme."""
 
 
 def recipe(data: str, method: str = "dp-sgd") -> TrainConfig:
-    """The defaults for a data set and a method.
+    """Return the default settings of a data set and a method.
 
     >>> recipe("mnist").max_grad_norm, recipe("digits").max_grad_norm
     (0.01, 1.0)
     """
-    return TrainConfig(data=data, **(RECIPES.get(data, {}) | SAMPLERS.get(method, {})))
+    return TrainConfig(data=data, **(RECIPES.get(data, {}) | METHOD_RECIPES.get(method, {})))
 
 
 def as_text(value: Any) -> str:
-    """A value of a setting as short as it can be written without loss, for a flag.
+    """Return the shortest text of a setting's value that reads back as the same value.
 
     >>> as_text(5.0), as_text(1e-5), as_text(0.123456789), as_text("flat")
     ('5', '1e-05', '0.123456789', 'flat')
@@ -215,24 +284,32 @@ def as_text(value: Any) -> str:
     return short if float(short) == value else repr(value)
 
 
-class _Unique(yaml.SafeLoader):
-    """Plain values alone, and no key twice: the first of two would be lost without a word."""
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML loader that reads plain values only and rejects a key that occurs twice in a mapping.
+
+    PyYAML itself keeps the last of two equal keys without a warning.
+    """
 
 
-def _mapping(loader: _Unique, node: yaml.MappingNode) -> dict[Any, Any]:
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-    if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-        raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} stands there twice", node.start_mark)
+    keys = [dashed(FORMER_NAMES[key]) if isinstance(key, str) and key in FORMER_NAMES else key for key in keys]
+    if repeated := [key for number, key in enumerate(keys) if key in keys[:number]]:
+        raise yaml.constructor.ConstructorError(None, None, f"the key {repeated[0]!r} occurs twice", node.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 
-_Unique.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file; an error that names the file otherwise."""
+    """Return the mapping in a YAML file.
+
+    Raises:
+        SettingError: the file is missing, not readable, or holds something else than a mapping without repeated keys.
+    """
     try:
-        values = yaml.load(path.read_text(), _Unique)
+        values = yaml.load(path.read_text(), _UniqueKeyLoader)
     except FileNotFoundError:
         raise SettingError("config", str(path), "a YAML file that exists") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -243,28 +320,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of all settings; working them out takes milliseconds."""
+def _type_hints(cls: type) -> dict[str, Any]:
+    """Return the types of all settings; cached, because resolving them takes milliseconds."""
     return get_type_hints(cls)
 
 
 def _typed(cls: type, name: str, value: Any) -> Any:
-    """The value in the field's type; an error that names the setting otherwise."""
-    hint = _hints(cls)[name]
+    """Return a value converted to the type of its field; raise SettingError if that is not possible."""
+    hint = _type_hints(cls)[name]
     kinds = get_args(hint) or (hint,)
     choices = next(f for f in fields(cls) if f.name == name).metadata["choices"]
     if value is None and type(None) in kinds:
         return None
     if choices and value not in choices:
-        more = f"; {FAIR}" if (name, value) == ("clip", "fair") else ""
-        raise SettingError(name.replace("_", "-"), value, f"one of {', '.join(choices)}{more}")
+        remark = f"; {FAIR}" if (name, value) == ("clip", "fair") else ""
+        raise SettingError(dashed(name), value, f"one of {', '.join(choices)}{remark}")
     if float in kinds:
         try:
-            return float(value)  # YAML reads 1e-5 as text
+            return float(value)  # YAML reads 1e-5 as a string
         except (TypeError, ValueError):
-            raise SettingError(name.replace("_", "-"), value, "a number") from None
+            raise SettingError(dashed(name), value, "a number") from None
     if int in kinds and not (isinstance(value, int) and not isinstance(value, bool)):
-        raise SettingError(name.replace("_", "-"), value, "a whole number")
+        raise SettingError(dashed(name), value, "a whole number")
     if str in kinds and not isinstance(value, str):
-        raise SettingError(name.replace("_", "-"), value, "a text")
+        raise SettingError(dashed(name), value, "a string")
     return value

@@ -1,4 +1,4 @@
-"""A look inside a finished run, at its saved model."""
+"""Diagnostics of a finished run, computed at its saved model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from gnomon import validate
 from gnomon.data import Loader, load
 from gnomon.diagnose.observer import Diagnostics
-from gnomon.errors import SettingError
+from gnomon.errors import DataError
+from gnomon.files import write_atomic
 from gnomon.release import SecureNoise
 from gnomon.runs.builders import build_trainer
 from gnomon.runs.builders import records as build_records
@@ -23,9 +24,16 @@ from gnomon.sampling.draws import shuffle
 
 
 def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records: int = 100) -> dict[str, Any]:
-    """The diagnostics of a training run at its final weights, also left in the folder as `diagnosis.json`.
+    """Compute the diagnostics of a training run at its final weights and write them to `diagnosis.json` in its folder.
 
-    Nothing is charged: nothing is released. What reads private records is named `unprotected/`.
+    No privacy is charged, because nothing is released with noise. Values computed on private records carry the prefix
+    `unprotected/`.
+
+    Args:
+        folder: the folder of the run.
+        public_only: whether to read no private record.
+        rank: the dimension of the public subspace.
+        records: the number of gradients to examine.
 
     >>> import tempfile
     >>> from gnomon.runs.train import train
@@ -36,14 +44,14 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     >>> any(name.startswith("unprotected/") for name in found)
     False
     """
-    whole = validate.whole("records", records, least=2)
+    sample_size = validate.whole("records", records, least=2)
     config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
     source = load(config.data, config.data_dir)
     split = build_records(config, source)
     trainer = build_trainer(config, source, split.public, progress=False)
     _restore(trainer.model, folder / "model.safetensors")
     loader = Loader(split.private)
-    size = 0 if public_only else max(whole, config.batch_size)
+    size = 0 if public_only else max(sample_size, config.batch_size)
     view = trainer.engine.preview(*loader.take(shuffle(len(loader), SecureNoise())[:size]))
     observer = Diagnostics(
         lambda record: None,
@@ -55,29 +63,30 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     record = observer.record(view)
     steps = _steps(folder)
     record |= {"step": steps, "epoch": steps / trainer.mechanism.steps_per_epoch}
-    partial = folder / ".diagnosis.json.partial"
-    partial.write_text(json.dumps(record))
-    partial.replace(folder / "diagnosis.json")
+    write_atomic(folder / "diagnosis.json", json.dumps(record).encode())
     return record
 
 
 def _restore(model: torch.nn.Module, path: Path) -> None:
+    """Load saved weights into the model that config.yaml describes."""
     try:
         model.load_state_dict(load_file(path))
     except FileNotFoundError:
-        raise SettingError("run", str(path), "a finished training run: it has no saved model") from None
+        raise DataError(path, "is missing", "diagnose a training run that has finished") from None
     except (SafetensorError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise SettingError("run", str(path), f"the model that config.yaml describes ({first})") from None
+        reason = str(error).splitlines()[0]
+        problem = f"does not hold the model that config.yaml describes ({reason})"
+        raise DataError(path, problem, "restore the files of the run") from None
 
 
 def _steps(folder: Path) -> int:
+    """Return the number of steps that the statement of a run reports, or 0 without a statement."""
     statement = folder / "statement.json"
     return int(json.loads(statement.read_text())["steps"]) if statement.exists() else 0
 
 
 def summary(record: dict[str, Any]) -> str:
-    """The numbers of a record in a table; lists of points are for pictures.
+    """Return the single numbers of a diagnostic record as a table; of lists the median or the largest value.
 
     >>> print(summary({"unprotected/clipped": 0.5, "public/norms": [1.0, 2.0, 3.0, 4.0, 5.0]}))
     unprotected/clipped                   0.5

@@ -1,4 +1,4 @@
-"""What a run was computed with: versions and machine, without names of people, hosts or folders."""
+"""Describes the software and hardware of a run, without names of people, hosts or folders."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from gnomon.version import __version__
 
 PACKAGES = ("numpy", "scipy", "dp-accounting", "cryptography", "safetensors")
+"""Packages whose versions are recorded."""
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine as plain values, for `environment.json`.
+    """Return versions and machine as plain values, for `environment.json`.
 
     >>> sorted(environment())[:4]
     ['cpus', 'gnomon', 'machine', 'packages']
@@ -24,7 +25,7 @@ def environment() -> dict[str, Any]:
         "gnomon": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: installed for name in PACKAGES if (installed := _version(name))},
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
@@ -33,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a run depend on first, for every finished cell of a study.
+    """Return the versions of Gnomon and PyTorch, which every finished cell of a study records.
 
     >>> sorted(versions())
     ['gnomon', 'torch']
@@ -42,6 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def _version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -8,11 +8,13 @@ from typing import Any
 
 from gnomon.errors import SettingError
 from gnomon.runs.config import RECIPES, Config, TrainConfig, setting
+from gnomon.runs.setting_names import current_name
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
 PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME, column:N or group"
+PROJECTED = ("pfa", "fedpdp", "fedpcdp")
 
-SIMULATION_ONLY = frozenset({"private", "public", "partition", "holdout"})
+SIMULATION_ONLY = frozenset({"private_records", "public_records", "partition", "holdout"})
 """Settings that only a simulation has: the sites of a real federation hold their own records and share none."""
 
 _TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
@@ -32,9 +34,8 @@ class FederateConfig(Config):
     10
     """
 
-    data: str = shared("data")
     data_dir: str | None = shared("data_dir")
-    private: int | None = shared("private")
+    private_records: int | None = shared("private_records")
     model: str | None = shared("model")
     target_epsilon: float | None = shared("target_epsilon")
     noise_multiplier: float | None = shared("noise_multiplier")
@@ -44,20 +45,27 @@ class FederateConfig(Config):
     accountant: str = shared("accountant")
     adjacency: str | None = shared("adjacency")
     method: str = setting("fedpcdp", "federated method", METHODS, group="method")
-    public: int | None = shared("public")
-    rank: float | None = shared("rank")
-    scope: str = setting(
-        "per-tensor", "one public subspace for each tensor, or one for all", ("global", "per-tensor"), group="method"
-    )
-    public_batch: int | None = shared("public_batch")
+    public_records: int | None = shared("public_records")
+    rank: float | None = setting(
+        None, "dimensions of the subspace, or below 1 the share of energy that it keeps (default: 100)",
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
+    subspace_scope: str = setting(
+        "per-tensor", "one public subspace for all parameters, or one per tensor", ("global", "per-tensor"),
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
+    public_batch: int | None = setting(
+        None, "number of public records from which a basis is computed (default: all)",
+        group="federated methods", methods=PROJECTED,
+    )  # fmt: skip
     pre_noise: float = shared("pre_noise")
     local_steps: int | None = shared("local_steps")
     local_lr: float = shared("local_lr")
     local_momentum: float = shared("local_momentum")
     constraint: str | None = shared("constraint")
-    sketch: int | None = shared("sketch")
-    form: str = shared("form")
-    iterate: str = shared("iterate")
+    sketch_dimension: int | None = shared("sketch_dimension")
+    sketch_form: str = shared("sketch_form")
+    returned_iterate: str = shared("returned_iterate")
     warm_start: str = shared("warm_start")
     loss: str = shared("loss")
     batch_size: int = setting(64, "expected batch size of a client's step; at most its number of records")
@@ -95,19 +103,32 @@ class FederateConfig(Config):
         group="federation",
     )
     server_lr: float = setting(1.0, "learning rate of the server", group="federation")
-    mu: float = setting(0.01, "strength of the pull towards the server's weights (fedprox, fedlrs)", group="method")
-    update_limit: float = setting(1.0, "norm of a local update above which fedlrs pulls it back", group="method")
-    keep: float = setting(0.3, "share of the entries of an update that fedlrs uploads", group="method")
-    contrast: float = setting(1.0, "weight of moon's contrastive loss", group="method")
-    temperature: float = setting(0.5, "temperature of moon's contrastive loss", group="method")
-    fair: float = setting(0.1, "strength lambda of fairness (fedfair, fedfdp)", group="method")
-    fair_most: float = setting(2.0, "largest fairness factor (fedfair, fedfdp)", group="method")
-    loss_noise: float = setting(
-        2.5,
-        "noise multiplier of released losses, in units of the update's (fedfair, fedfdp, q-ffl)",
-        group="method",
+    proximal_mu: float = setting(
+        0.01, "strength mu of the proximal term", group="federated methods", methods=("fedprox", "fedlrs")
     )
-    q: float = setting(1.0, "exponent q of q-ffl", group="method")
+    update_limit: float = setting(
+        1.0, "length of a local update at which the proximal term begins", group="federated methods",
+        methods=("fedlrs",),
+    )  # fmt: skip
+    upload_fraction: float = setting(
+        0.3, "share of the update's entries that a client uploads", group="federated methods", methods=("fedlrs",)
+    )
+    contrast: float = setting(1.0, "weight of the contrastive loss", group="federated methods", methods=("moon",))
+    temperature: float = setting(
+        0.5, "temperature of the contrastive loss", group="federated methods", methods=("moon",)
+    )
+    fairness_lambda: float = setting(
+        0.1, "strength lambda of the fairness term", group="federated methods", methods=("fedfair", "fedfdp")
+    )
+    fairness_limit: float = setting(
+        2.0, "largest factor by which fairness scales a client or sample", group="federated methods",
+        methods=("fedfair", "fedfdp"),
+    )  # fmt: skip
+    loss_noise: float = setting(
+        2.5, "noise multiplier of released losses, as a multiple of the update's", group="federated methods",
+        methods=("fedfair", "fedfdp", "q-ffl"),
+    )  # fmt: skip
+    fairness_exponent: float = setting(1.0, "exponent q", group="federated methods", methods=("q-ffl",))
     unit: str = setting(
         "record",
         "unit of privacy: one record, protected from everybody; or a whole client, which needs a trusted server",
@@ -132,7 +153,7 @@ class FederateConfig(Config):
         """
         used = {}
         for key, value in values.items():
-            name = str(key).replace("-", "_")
+            name = current_name(str(key))
             if name not in TRAINING_ONLY:
                 used[key] = value
             elif value != _TRAIN_FIELDS[name].default:

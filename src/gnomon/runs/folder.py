@@ -1,4 +1,4 @@
-"""The folder of a run: each file enters it whole or not at all."""
+"""The folder of a run, in which every file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,26 +18,61 @@ FILES = (
     "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.txt", "audit.json", "audit.png", "public-only.json",
     "report.html",
 )  # fmt: skip
-"""What a run, a look inside it, an audit or a report leaves."""
+"""Files that a run, its diagnostics, its audit or its report writes."""
 
 PICTURES = ("*.png", "*.svg")
-"""What pictures of a page are called."""
+"""Name patterns of the figures of a report."""
 
 FOLDERS = {"tensorboard": ("events.out.tfevents.*",), "report-figures": PICTURES}
-"""The same in folders: their names, and the files in them that are ours."""
+"""Folders that a run or a report writes, with the name patterns of its files in them."""
+
+TRAINING_RUN = "a training run"
+
+MARKER_FILES = {
+    "reproduction.json": "a reproduction",
+    "comparison.csv": "a comparison",
+    "bytes.md": "a federation",
+    "metrics.jsonl": TRAINING_RUN,
+    "statement.json": TRAINING_RUN,
+    "config.yaml": TRAINING_RUN,
+}
+"""Files that identify the kind of run in a folder, the most specific first."""
+
+
+def kind_of_run(folder: Path) -> str:
+    """Return the kind of run that a folder holds, in words; an empty string if it holds none.
+
+    >>> kind_of_run(Path("nowhere"))
+    ''
+    """
+    return next((kind for name, kind in MARKER_FILES.items() if (folder / name).exists()), "")
+
+
+def runs_inside(folder: Path) -> str:
+    """Return the folders of runs in a folder as a list to read; an empty string if there are none.
+
+    >>> runs_inside(Path("nowhere"))
+    ''
+    """
+    if not folder.is_dir():
+        return ""
+    runs = [str(path) for path in sorted(folder.iterdir()) if path.is_dir() and kind_of_run(path)]
+    return ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
 
 
 @contextmanager
-def claimed(stem: str, place: Path = Path("runs")) -> Iterator[Path]:
-    """A new folder named after the time, for this process alone; taken away again if an error leaves it empty.
+def claimed(name: str, place: Path = Path("runs")) -> Iterator[Path]:
+    """Create a new folder named after the current time, which no other process uses, and yield its path.
+
+    If an error leaves the folder empty, it is removed again.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as where, claimed("digits", Path(where)) as one:
-    ...     with claimed("digits", Path(where)) as other:
-    ...         one != other, one.is_dir()
+    >>> with tempfile.TemporaryDirectory() as place, claimed("digits", Path(place)) as first:
+    ...     with claimed("digits", Path(place)) as second:
+    ...         first != second, first.is_dir()
     (True, True)
     """
-    start = place / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    start = place / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for number in itertools.count(1):
         path = start if number == 1 else start.with_name(f"{start.name}-{number}")
         try:
@@ -56,7 +91,15 @@ def claimed(stem: str, place: Path = Path("runs")) -> Iterator[Path]:
 
 
 class RunFolder:
-    """A new folder for a run, or, with `again`, that of a run which goes on.
+    """The folder of a run: a new one, or with `again` that of a run that is resumed.
+
+    Args:
+        path: the folder; it is created if it does not exist.
+        overwrite: whether to remove the files of an earlier run. Files of other origin stay.
+        again: whether to use the folder as it is, to resume the run in it.
+
+    Raises:
+        SettingError: the folder holds an earlier run and `overwrite` is not set, or it cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -69,11 +112,11 @@ class RunFolder:
     def __init__(self, path: Path, overwrite: bool = False, *, again: bool = False) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
-            raise SettingError("out", str(path), "a folder: this is a file")
+            raise SettingError("out", str(path), "a folder, not a file")
         if again:
             return
         if path.is_dir() and any(path.iterdir()) and not overwrite:
-            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace that run")
+            raise SettingError("out", str(path), "an empty or new folder, or --overwrite to replace the run in it")
         try:
             path.mkdir(parents=True, exist_ok=True)
             if overwrite:
@@ -82,31 +125,32 @@ class RunFolder:
             raise SettingError("out", str(path), f"a folder that can be written ({error.strerror})") from None
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file by a complete new one."""
+        """Write a file, replacing an existing one atomically."""
         write_atomic(self.path / name, content)
 
     def append(self, name: str, line: str) -> None:
+        """Append a line to a file."""
         with (self.path / name).open("a") as file:
             file.write(line + "\n")
 
     def history(self) -> list[dict[str, Any]]:
-        """The metrics so far. A line that a kill cut off is taken out of the file."""
+        """Return the metrics written so far. A last line that a kill truncated is removed from the file."""
         try:
             lines = (self.path / "metrics.jsonl").read_text().splitlines()
         except FileNotFoundError:
             return []
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         for line in lines:
             try:
-                found.append(json.loads(line))
+                records.append(json.loads(line))
             except json.JSONDecodeError:
-                self.write("metrics.jsonl", "".join(json.dumps(one) + "\n" for one in found).encode())
+                self.write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
                 break
-        return found
+        return records
 
 
 def _clear(path: Path) -> None:
-    """Take away what an earlier run left; files of somebody else stay."""
+    """Remove the files of an earlier run; all other files stay."""
     for old in [*(path / name for name in FILES), *path.glob("checkpoint*"), *path.glob(".*.partial")]:
         old.unlink(missing_ok=True)
     for name, patterns in FOLDERS.items():
@@ -114,7 +158,7 @@ def _clear(path: Path) -> None:
 
 
 def clear_folder(folder: Path, patterns: Sequence[str]) -> None:
-    """Take away the files of these patterns, and the folder if it is empty then.
+    """Remove the files that match the patterns, and the folder if it is then empty.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -124,7 +168,7 @@ def clear_folder(folder: Path, patterns: Sequence[str]) -> None:
     ...     [path.name for path in Path(place).iterdir()]
     ['note.txt']
     """
-    for old in [one for pattern in patterns for one in folder.glob(pattern)]:
+    for old in [path for pattern in patterns for path in folder.glob(pattern)]:
         old.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""Takes up a run that was stopped or killed."""
+"""Resumes a training run that was stopped or killed."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from gnomon.ledger import Ledger
 from gnomon.runs.builders import build_trainer, records
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.folder import RunFolder
+from gnomon.runs.setting_names import dashed
 from gnomon.runs.train import TrainingRun, complete
 from gnomon.training.checkpoint import NAME, CheckpointError, read_checkpoint, restore_checkpoint
 
 
 def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) -> TrainingRun:
-    """Go on with the run in a folder, from its last checkpoint, with fresh noise.
+    """Resume the run in a folder from its last checkpoint, with fresh noise.
 
-    Steps that its ledger has reserved count as taken, whether or not the run came to them before it ended. Refused:
-    a config that was changed, other data, a ledger that was edited or does not reach as far as the checkpoint.
+    Steps that are reserved in the ledger count as taken, whether or not the run took them before it ended.
+
+    Args:
+        out: the folder of the run.
+        ledger: the ledger of the run, if it was moved.
+        progress: whether to show a progress bar.
+
+    Raises:
+        SettingError: the folder holds no checkpoint, or the ledger is missing.
+        CheckpointError: the config or the data changed, or the ledger was edited or is older than the checkpoint.
 
     >>> resume(Path("nowhere"))
     Traceback (most recent call last):
     gnomon.errors.SettingError: run = 'nowhere' is invalid; expected the folder of a run that was stopped or killed
     """
     if not (out / NAME).exists():
-        over = (out / "statement.txt").exists()
-        remedy = (
-            "one that was stopped or killed: this run has ended"
-            if over
-            else "the folder of a run that was stopped or killed"
-        )
-        raise SettingError("run", str(out), remedy)
+        ended = "; this run has ended" if (out / "statement.txt").exists() else ""
+        raise SettingError("run", str(out), f"the folder of a run that was stopped or killed{ended}")
     checkpoint = read_checkpoint(out)
     notes = checkpoint.facts["notes"]
     config = _config(out, notes["config"])
@@ -54,28 +58,32 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
     return complete(config, trainer, source, split, RunFolder(out, again=True), notes)
 
 
-def _config(out: Path, then: dict[str, object]) -> TrainConfig:
-    """The config that the run started with; an error if the file in its folder says something else now."""
-    config = TrainConfig.from_dict(then)
-    now = TrainConfig.from_dict(read_yaml(out / "config.yaml"))
+def _config(out: Path, settings_at_start: dict[str, object]) -> TrainConfig:
+    """Return the config with which the run started; raise CheckpointError if config.yaml differs from it."""
+    config = TrainConfig.from_dict(settings_at_start)
+    present = TrainConfig.from_dict(read_yaml(out / "config.yaml"))
     for field in dataclasses.fields(TrainConfig):
-        old, new = getattr(config, field.name), getattr(now, field.name)
-        if old != new:
+        before, after = getattr(config, field.name), getattr(present, field.name)
+        if before != after:
             raise CheckpointError(
-                f"{field.name.replace('_', '-')} = {new!r} in {out / 'config.yaml'} was {old!r} when the run started: "
-                "put it back, or start another run with --config"
+                f"{dashed(field.name)} = {after!r} in {out / 'config.yaml'} was {before!r} when the run started: "
+                "restore it, or start a new run with --config"
             )
     return config
 
 
-def _with_noise(config: TrainConfig, found: float) -> TrainConfig:
-    """The noise that the run's target asked for when it started; another machine's search may end a digit beside it."""
+def _with_noise(config: TrainConfig, noise_multiplier: float) -> TrainConfig:
+    """Return the config with the noise multiplier of the run, instead of calibrating it to the target again.
+
+    Calibration on another machine may end in another last digit.
+    """
     if config.noise_multiplier is not None:
         return config
-    return dataclasses.replace(config, noise_multiplier=found, target_epsilon=None)
+    return dataclasses.replace(config, noise_multiplier=noise_multiplier, target_epsilon=None)
 
 
 def _ledger(path: Path) -> Ledger:
+    """Return the ledger to which the run was charged so far."""
     if not path.exists():
-        raise SettingError("ledger", str(path), "the ledger of this run, with --ledger if it was moved")
+        raise SettingError("ledger", str(path), "the existing ledger of this run; give its path if it was moved")
     return Ledger(path)

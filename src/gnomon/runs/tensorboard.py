@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard event files, if the optional package is there."""
+"""Writes metrics as TensorBoard event files; needs the optional package tensorboard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from gnomon.errors import SettingError
 
 
 class EventFiles:
-    """Writes each record of metrics under its own names; unprotected ones keep their prefix.
+    """Writes the metrics of a run to event files. Unprotected metrics keep their prefix.
+
+    Raises:
+        SettingError: the package tensorboard is not installed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -24,16 +27,18 @@ class EventFiles:
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # optional
         except ImportError:
-            raise SettingError(
-                "tensorboard", True, "the package tensorboard as well: pip install -c constraints.txt '.[tensorboard]'"
+            raise SettingError.with_message(
+                "tensorboard needs the package tensorboard: pip install -c constraints.txt '.[tensorboard]'",
+                name="tensorboard",
+                value=True,
             ) from None
-        self._make, self._folder = SummaryWriter, folder
+        self._writer_class, self._folder = SummaryWriter, folder
         self._writer: Any = None
 
     def __call__(self, record: Mapping[str, Any]) -> None:
-        """One record; durable when this returns. The first one makes the file."""
+        """Write one record and flush it to disk. The file is created with the first record."""
         if self._writer is None:
-            self._writer = self._make(str(self._folder))
+            self._writer = self._writer_class(str(self._folder))
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, int(record["step"]))

@@ -1,10 +1,11 @@
-"""A training run from its config, and the folder it leaves behind."""
+"""Trains a model from its settings, and writes the run folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from gnomon.validate import whole
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a run gave, and where its files are."""
+    """The result of a run, its Trainer, and the folder of its files."""
 
     result: TrainingResult
     trainer: Trainer
@@ -50,13 +51,26 @@ def train(
     tensorboard: bool = False,
     diagnose_every: int | None = None,
     diagnose_public_only: bool = False,
+    on_start: Callable[[], None] | None = None,
 ) -> TrainingRun:
-    """Train as the config says; leave config, metrics, model, statement and picture in `out`.
+    """Train a model and write config, metrics, model, privacy statement and training curve to `out`.
 
-    With a ledger the run counts together with all others on the same records, or on the `dataset` of that name, and
-    leaves a checkpoint every so many steps (by default an epoch, at least 16), from which `gnomon.runs.resume` goes on.
-    `tensorboard` writes event files into its folder `tensorboard` as well; `diagnose_every` writes diagnostics of every
-    so many steps into `diagnostics.jsonl`; with `diagnose_public_only` they read no private record.
+    Args:
+        config: the settings of the run.
+        out: the run folder.
+        overwrite: whether to replace an earlier run in the folder.
+        progress: whether to show a progress bar.
+        ledger: the ledger to which the run is charged, together with all other runs on the same records. A run with a
+            ledger writes checkpoints, from which `gnomon.runs.resume` continues.
+        dataset: the data set of the ledger to charge, by its name instead of by its records.
+        checkpoint_every: steps between two checkpoints (default: an epoch, at least 16).
+        tensorboard: whether to write TensorBoard event files to the folder `tensorboard` of the run.
+        diagnose_every: steps between two records of `diagnostics.jsonl` (default: no diagnostics).
+        diagnose_public_only: whether diagnostics read no private record.
+        on_start: called once all settings are checked and the run folder exists, before the first step.
+
+    Raises:
+        SettingError: a setting has a value that cannot be used. An earlier run in the folder is then untouched.
 
     >>> import tempfile
     >>> config = TrainConfig(epochs=1.0, insecure_noise_seed=0)
@@ -68,18 +82,22 @@ def train(
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
-    whole("evaluate-every", config.evaluate_every)  # before anything of an earlier run is touched
+    whole("evaluate-every", config.evaluate_every)  # checked before the files of an earlier run are removed
     for name, every in (("checkpoint-every", checkpoint_every), ("diagnose", diagnose_every)):
         if every is not None:
             whole(name, every)
     if tensorboard:
-        EventFiles(out / "tensorboard")  # a missing package shows now
+        EventFiles(out / "tensorboard")  # raises now if the package is missing
     source = load(config.data, config.data_dir)
     split = records(config, source)
     if diagnose_public_only and not len(split.public):
-        raise SettingError("diagnose-public-only", True, "a run with public records, or --diagnose alone")
+        raise SettingError.with_message(
+            "diagnose-public-only needs a run with public records: use diagnose alone",
+            name="diagnose-public-only",
+            value=True,
+        )
     trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
-    trainer.check(split.private)  # before anything of an earlier run is touched
+    trainer.check(split.private)  # checked before the files of an earlier run are removed
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
@@ -91,14 +109,25 @@ def train(
         "diagnose_every": EVERY if diagnose_public_only and diagnose_every is None else diagnose_every,
         "diagnose_public_only": diagnose_public_only,
     }
+    if on_start is not None:
+        on_start()
     return complete(config, trainer, source, split, folder, notes)
 
 
 def complete(
     config: TrainConfig, trainer: Trainer, source: Source, split: Split, folder: RunFolder, notes: dict[str, Any]
 ) -> TrainingRun:
-    """Train to the end, from wherever the trainer stands, and write what a run leaves behind."""
-    began, history = trainer.account.steps, folder.history()
+    """Train from the Trainer's present step to the end, and write the files of the run.
+
+    Args:
+        config: the settings of the run.
+        trainer: a new Trainer, or one that was restored from a checkpoint.
+        source: the data set.
+        split: its private and public records.
+        folder: the run folder.
+        notes: options of `train`, which checkpoints carry for `gnomon.runs.resume`.
+    """
+    first_step, history = trainer.account.steps, folder.history()
     resumable = trainer.ledger_session.ledger is not None
     events = EventFiles(folder.path / "tensorboard") if notes["tensorboard"] else None
     if notes["diagnose_every"] is not None:
@@ -107,28 +136,34 @@ def complete(
                 lambda record: folder.append("diagnostics.jsonl", json.dumps(record)),
                 every=notes["diagnose_every"],
                 public=public_beside(trainer, split.public),
-                public_only=notes.get("diagnose_public_only", False),  # checkpoints of earlier versions do not say
+                public_only=notes["diagnose_public_only"],
             ),
         )
 
-    def keep(step: int) -> None:
-        if resumable and (step % notes["every"] == 0 or step == began + 1):
+    def write_checkpoint(step: int) -> None:
+        if resumable and (step % notes["every"] == 0 or step == first_step + 1):
             save_checkpoint(trainer, folder.path, **notes)
 
-    def tell(record: dict[str, Any]) -> None:
+    def write_metrics(record: dict[str, Any]) -> None:
         folder.append("metrics.jsonl", json.dumps(plain(record)))
         if events is not None:
             events(record)
 
-    if len(split.public) and began == 0:
-        alone = {"public records": len(split.public), **plain(public_only(config, source, split.public))}
-        folder.write("public-only.json", json.dumps(alone, indent=2).encode())
-    result = trainer.fit(split.private, source.test, on_epoch=tell, on_step=keep, evaluate_every=config.evaluate_every)
-    if resumable:  # also when it is finished: what follows may fail, and steps are paid for
+    if len(split.public) and first_step == 0:
+        scores = {"public records": len(split.public), **plain(public_only(config, source, split.public))}
+        folder.write("public-only.json", json.dumps(scores, indent=2).encode())
+    result = trainer.fit(
+        split.private,
+        source.test,
+        on_epoch=write_metrics,
+        on_step=write_checkpoint,
+        evaluate_every=config.evaluate_every,
+    )
+    if resumable:  # also after the last step: writing the files may fail, and the steps are already charged
         save_checkpoint(trainer, folder.path, **notes)
-    if began and not result.history:  # all steps were reserved: the last row is of a model that is lost
+    if first_step and not result.history:  # all steps were reserved: the last metrics are of a lost model
         result.history.append(trainer.record(source.test))
-        tell(result.history[-1])
+        write_metrics(result.history[-1])
     result.history[:0] = history
     folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
     statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
@@ -144,12 +179,12 @@ def complete(
 
 
 def public_beside(trainer: Trainer, public: Any) -> Any:
-    """The public records of a run whose method has none of its own, such as those of a warm start; None without any."""
+    """Return public records that the method itself does not use, such as those of a warm start, or None."""
     return public if trainer.method.public is None and len(public) else None
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has neither NaN nor infinity."""
+    """Return a record with None in place of NaN and infinity, which JSON does not have."""
     return {
         key: value if not isinstance(value, float) or math.isfinite(value) else None for key, value in record.items()
     }

@@ -6,7 +6,6 @@ continues where it ended, because finished cells are found by the hash of their 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -25,6 +24,7 @@ from tqdm.auto import tqdm
 from gnomon.errors import GnomonError, StateError
 from gnomon.models.custom import code_hash, is_custom
 from gnomon.runs.environment import versions
+from gnomon.runs.setting_names import stored_settings
 from gnomon.studies.store import ResultStore
 from gnomon.validate import whole
 
@@ -96,8 +96,8 @@ def settings_key(config: Any, **more: Any) -> str:
     >>> settings_key(TrainConfig(), label="a") == settings_key(TrainConfig(threads=2), label="a")
     True
     """
-    defaults = dataclasses.asdict(type(config)())
-    values = dataclasses.asdict(config) | {"data_dir": None, "threads": None}
+    defaults = stored_settings(type(config)())
+    values = stored_settings(config) | {"data_dir": None, "threads": None}
     settings = {name: value for name, value in values.items() if value != defaults[name]}
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
     if isinstance(noise := settings.get("noise_multiplier"), float):
@@ -151,7 +151,7 @@ def run_cells(
             if isinstance(result, Exception):
                 failures[_description(cell)] = result
             elif result is not None:
-                settings = dataclasses.asdict(cell.config) | {"data_dir": None}
+                settings = stored_settings(cell.config) | {"data_dir": None}
                 store.write(keys[cell], {"settings": settings, "versions": versions()} | result)
                 bar.set_postfix_str(f"{cell.label}: {100 * result['accuracy']:.1f} %")
     if failures:

@@ -200,7 +200,7 @@ def compare(
             been written.
 
     >>> import tempfile
-    >>> settings = {"data": "digits", "epochs": 1, "public": 40}
+    >>> settings = {"data": "digits", "epochs": 1, "public-records": 40}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     result = compare(settings, ["dp-sgd"], noise_multipliers=[4.0], seeds=1, folder=folder, progress=False)
     >>> [(row.method, round(row.epsilon, 2), row.seeds) for row in result.rows]
@@ -214,7 +214,7 @@ def compare(
     if not noise_multipliers and not target_epsilons:
         noise_multipliers = DEFAULT_NOISE_MULTIPLIERS
     cells = grid(base, specs, noise_multipliers, seeds, target_epsilons=target_epsilons)
-    place = Path("runs") / f"compare-{Path(base.data.removeprefix('npz:')).stem}" if folder is None else Path(folder)
+    place = Path("runs") / f"compare-{base.data_name}" if folder is None else Path(folder)
     failure = None
     try:
         run_grid(cells, place, workers=workers, progress=progress)
@@ -268,11 +268,18 @@ def grid(
     specs = method_specs(methods)
     # All methods train on the same private records, whether they use the public records or not.
     public = public_count(base) if needs_public_records(base, specs) else 0
-    private = base.private or len(load(base.data, base.data_dir).train) - public
+    private = base.private_records or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
-        raise SettingError("dataset-size", None, "the number of records you are ready to declare in public")
+        raise SettingError.with_message(
+            "dataset-size is required for npz files: the number of records that you declare in public",
+            name="dataset-size",
+        )
     base = dataclasses.replace(
-        base, private=private, public=public, dataset_size=base.dataset_size or private, target_epsilon=None
+        base,
+        private_records=private,
+        public_records=public,
+        dataset_size=base.dataset_size or private,
+        target_epsilon=None,
     )
     levels = _levels(noise_multipliers, target_epsilons)
     cells = []
@@ -319,7 +326,7 @@ def needs_public_records(base: TrainConfig, methods: Sequence[str | MethodSpec])
     >>> [needs_public_records(own, methods) for methods in (["dp-sgd"], ["dp-sgd", "pdp"])]
     [False, True]
     """
-    if not is_own(base.data) or base.public:
+    if not is_own(base.data) or base.public_records:
         return True
     return any(
         spec.is_public_only

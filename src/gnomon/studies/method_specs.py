@@ -13,6 +13,7 @@ from gnomon.methods import METHODS
 from gnomon.runs.builders import without_foreign_settings
 from gnomon.runs.builders.method import LOCAL_SETTINGS, METHOD_SETTINGS, methods_with, unknown_method
 from gnomon.runs.config import TrainConfig, as_text
+from gnomon.runs.setting_names import current_name, dashed
 
 PUBLIC_ONLY = "public-only"
 """The baseline that trains on the public records alone, at epsilon 0."""
@@ -27,11 +28,11 @@ class MethodSpec:
 
     Args:
         name: the name of a method, or `public-only`.
-        settings: settings of the method, by their names with dashes or underscores.
-        label: the name in tables and figures; by default the method with its settings.
+        settings: settings of the method, by their names with dashes or underscores; former names are translated.
+        label: the name in tables and figures; by default the method with its settings, under the names given.
 
-    >>> MethodSpec("pcdp", {"rank": 50.0, "scope": "per-tensor"}).label
-    'pcdp:rank=50,scope=per-tensor'
+    >>> MethodSpec("pcdp", {"rank": 50.0, "subspace-scope": "per-tensor"}).label
+    'pcdp:rank=50,subspace-scope=per-tensor'
     """
 
     name: str
@@ -41,7 +42,7 @@ class MethodSpec:
     def __post_init__(self) -> None:
         if self.name not in METHODS and self.name != PUBLIC_ONLY:
             raise unknown_method(self.name, PUBLIC_ONLY)
-        settings = {key.replace("-", "_"): value for key, value in self.settings.items()}
+        settings = {current_name(key): value for key, value in self.settings.items()}
         for key in SEED_SETTINGS:
             if key in settings:
                 raise SettingError.with_message(
@@ -50,10 +51,10 @@ class MethodSpec:
                     name=key,
                     value=settings[key],
                 )
-        object.__setattr__(self, "settings", settings)
         if not self.label:
-            text = ",".join(f"{key.replace('_', '-')}={as_text(value)}" for key, value in settings.items())
+            text = ",".join(f"{dashed(key)}={as_text(value)}" for key, value in self.settings.items())
             object.__setattr__(self, "label", f"{self.name}:{text}" if text else self.name)
+        object.__setattr__(self, "settings", settings)
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
@@ -67,7 +68,9 @@ class MethodSpec:
         for item in _items(rest.split(",")):
             key, equals, value = item.partition("=")
             if not equals:
-                raise SettingError("method", text, "a method with settings such as pcdp:rank=50,scope=per-tensor")
+                raise SettingError(
+                    "method", text, "a method with settings such as pcdp:rank=50,subspace-scope=per-tensor"
+                )
             settings[key] = int(value) if value.isdigit() else value
         return cls(name, settings, text)
 
@@ -89,10 +92,10 @@ def method_specs(methods: Sequence[str | MethodSpec]) -> list[MethodSpec]:
 def split_methods(text: str) -> list[str]:
     """Split a list of methods at the commas that do not separate the settings of one method.
 
-    >>> split_methods("dp-sgd,pcdp:rank=50,scope=per-tensor,public-only")
-    ['dp-sgd', 'pcdp:rank=50,scope=per-tensor', 'public-only']
-    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch=50,dp-sgd")
-    ['dp-comp-gd:constraint=box:-1,1,sketch=50', 'dp-sgd']
+    >>> split_methods("dp-sgd,pcdp:rank=50,subspace-scope=per-tensor,public-only")
+    ['dp-sgd', 'pcdp:rank=50,subspace-scope=per-tensor', 'public-only']
+    >>> split_methods("dp-comp-gd:constraint=box:-1,1,sketch-dimension=50,dp-sgd")
+    ['dp-comp-gd:constraint=box:-1,1,sketch-dimension=50', 'dp-sgd']
     """
     methods: list[str] = []
     for item in _items(re.split("[,;]", text)):
@@ -153,7 +156,7 @@ def _uses(base: TrainConfig, spec: MethodSpec, name: str) -> bool:
 
 def _unused_setting(name: str, value: object, specs: Sequence[MethodSpec]) -> SettingError:
     """Return the error for a common setting that has no effect, with the way to give it to a method."""
-    setting, able = name.replace("_", "-"), methods_with(name)
+    setting, able = dashed(name), methods_with(name)
     suited = [spec for spec in specs if spec.name in able]
     without_own_value = [spec.name for spec in suited if name not in spec.settings]
     if without_own_value:  # only local steps: any other setting applies to all methods that have it

@@ -25,7 +25,9 @@ from gnomon.studies.store import ResultStore
 
 BASE = {
     "title": "A toy", "paper": "nobody", "axis": "noise-multiplier", "values": [5, 20], "seeds": 2,
-    "settings": {"data": "digits", "private": 1300, "public": 40, "batch-size": 130, "epochs": 3, "lr": 1},
+    "settings": {
+        "data": "digits", "private-records": 1300, "public-records": 40, "batch-size": 130, "epochs": 3, "lr": 1,
+    },
     "lines": {
         "DP-SGD": {"method": "dp-sgd"},
         "PCDP": {"method": "pcdp", "settings": {"rank": 10}},
@@ -84,7 +86,7 @@ def test_epochs_without_a_score_are_left_out_of_curves():
 
 
 def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
-    base = TrainConfig(epochs=2.0, public=40, rank=10.0)
+    base = TrainConfig(epochs=2.0, public_records=40, rank=10.0)
     looks = DiagnosticSchedule(times=3, records=50, keep=("unprotected/spectrum", "unprotected/norms_projected/mean"))
     (plain,) = compare.grid(base, ["pcdp"], [2.0], 1)
     (watched,) = compare.grid(base, ["pcdp"], [2.0], 1, looks)
@@ -100,9 +102,9 @@ def test_looks_change_nothing_in_a_run_and_are_part_of_a_cell_s_name(tmp_path):
 
 
 def test_looks_see_the_basis_of_their_own_step(tmp_path):
-    base = TrainConfig(epochs=2.0, public=40, rank=10.0)
+    base = TrainConfig(epochs=2.0, public_records=40, rank=10.0)
     looks = DiagnosticSchedule(times=2, records=50, keep=("unprotected/energy/of",))
-    (cell,) = compare.grid(base, ["pcdp:start=1"], [2.0], 1, looks)
+    (cell,) = compare.grid(base, ["pcdp:project-from-epoch=1"], [2.0], 1, looks)
     (found,) = compare.run_grid([cell], tmp_path, progress=False)
     seen = [one["unprotected/energy/of"] for one in found["diagnostics"]]
     assert seen == ["diagnosis", "method"], "the method projects from the second epoch on"
@@ -205,7 +207,7 @@ def test_a_file_may_say_how_it_differs_from_another(tmp_path):
     )
     mine, table = read_experiment(str(path)), read_experiment("pcdp-table2")
     assert mine.base.lr == 2.0
-    assert mine.base.private == table.base.private
+    assert mine.base.private_records == table.base.private_records
     assert [line.name for line in mine.lines] == ["DP-SGD", "public records alone"]
     assert mine.lines[0].published == {value: table.lines[0].published[value] for value in (10.0, 22.0)}
     assert mine.paper_epsilon == {10.0: 0.69, 22.0: 0.31}

@@ -51,7 +51,7 @@ def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     experiment = read_experiment(name)
     for line, value in experiment.chosen():
         for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
-            assert cell.config.private == SIZES.get(name, 10_000)
+            assert cell.config.private_records == SIZES.get(name, 10_000)
             assert line.method == "public-only" or cell.config.noise_multiplier > 0 or line.name == "SGD"
     assert not {value for line in experiment.lines for value in line.published} - set(experiment.values)
     assert not {value for line in experiment.lines for value in line.at} - set(experiment.values)
@@ -64,7 +64,7 @@ def test_every_file_describes_cells_that_could_run(name, monkeypatch):
 def _work(experiment):
     """Steps of all runs."""
     runs = {cell.key: cell for line, value in experiment.chosen() for cell in cells_of(experiment, line, value)}
-    return sum(cell.config.epochs * cell.config.private for cell in runs.values())
+    return sum(cell.config.epochs * cell.config.private_records for cell in runs.values())
 
 
 @pytest.mark.parametrize("name", [name for name in available() if read_experiment(name).paper_epsilon])
@@ -73,8 +73,8 @@ def test_the_papers_epsilons_are_renyi_with_the_classic_conversion(name):
     experiment = read_experiment(name)
     config = experiment.base
     for sigma, printed in experiment.paper_epsilon.items():
-        steps = round(config.epochs * config.private / config.batch_size)
-        rate = config.batch_size / config.private
+        steps = round(config.epochs * config.private_records / config.batch_size)
+        rate = config.batch_size / config.private_records
         found = epsilon(noise_multiplier=sigma, sample_rate=rate, steps=steps, delta=1e-5, accountant="rdp-classic")
         assert float(found) == pytest.approx(printed, abs=0.02)
 
@@ -128,10 +128,10 @@ def test_means_of_several_records_that_are_clipped_as_one_cost_twice_the_noise(t
 def test_lines_of_a_table_share_their_split_and_differ_in_what_they_say():
     table = read_experiment("pcdp-table2")
     found = {line.name: cells_of(table, line, 22.0)[0].config for line in table.lines}
-    assert found["PCDP-SGD, per tensor"].scope == "per-tensor"
+    assert found["PCDP-SGD, per tensor"].subspace_scope == "per-tensor"
     assert found["RPDP-SGD, k = 800"].rank == 800
     assert found["DP-SGD from a public start"].warm_start == "public"
-    assert len({(one.private, one.public, one.split_seed) for one in found.values()}) == 1
+    assert len({(one.private_records, one.public_records, one.split_seed) for one in found.values()}) == 1
 
 
 def test_labels_keep_all_digits_and_values_with_commas(tmp_path):
@@ -139,7 +139,7 @@ def test_labels_keep_all_digits_and_values_with_commas(tmp_path):
     one = toy(tmp_path, lines={"a": {"method": "dp-sgd", "settings": own}})
     config = cells_of(one, one.lines[0], 5.0)[0].config
     assert (config.lr, config.local_lr, config.max_grad_norm) == (0.123456789, 1 / 3, 1234567.25)
-    held = {"method": "dp-comp-minibatch", "settings": {"constraint": "box:-1,1", "sketch": 20}}
+    held = {"method": "dp-comp-minibatch", "settings": {"constraint": "box:-1,1", "sketch-dimension": 20}}
     one = toy(tmp_path, lines={"b": held})
     assert cells_of(one, one.lines[0], 5.0)[0].config.constraint == "box:-1,1"
 
@@ -148,7 +148,7 @@ def test_settings_may_hold_at_one_value_only():
     figure = read_experiment("pdp-figure3-mnist")
     pdp = next(line for line in figure.lines if line.method == "pdp")
     early, late = (cells_of(figure, pdp, value)[0].config for value in (18.0, 8.0))
-    assert (early.lr, early.start, late.lr, late.start) == (0.1, 0, 0.1, 14)
+    assert (early.lr, early.project_from_epoch, late.lr, late.project_from_epoch) == (0.1, 0, 0.1, 14)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_random_projections_start_where_public_ones_do(name):
     pdp, rpdp = (next(line for line in figure.lines if line.method == method) for method in ("pdp", "rpdp"))
     for value in figure.values:
         public, random = (cells_of(figure, line, value)[0].config for line in (pdp, rpdp))
-        assert (public.start, public.lr) == (random.start, random.lr)
+        assert (public.project_from_epoch, public.lr) == (random.project_from_epoch, random.lr)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_line_that_stands_twice_in_a_file_is_not_lost_without_a_word(tmp_path)
     path.write_text(
         yaml.safe_dump(TOY | {"lines": {}}).replace("lines: {}", "lines:\n  A: {method: pdp}\n  A: {method: rsdp}")
     )
-    with pytest.raises(SettingError, match="'A' stands there twice"):
+    with pytest.raises(SettingError, match="the key 'A' occurs twice"):
         read_experiment(str(path))
 
 
@@ -551,6 +551,6 @@ def test_a_table_of_the_package_runs_shortened_on_real_records(tmp_path, capsys)
 
 def test_a_setting_that_a_method_does_not_have_is_refused_before_anything_runs(tmp_path):
     experiment = toy(tmp_path, lines={"a": {"method": "dp-sgd", "settings": {"rank": 5}}})
-    with pytest.raises(SettingError, match="dp-sgd has no rank"):
+    with pytest.raises(SettingError, match=r"rank applies to .* only, not to dp-sgd"):
         reproduce(experiment, tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()

@@ -114,11 +114,11 @@ def refuse_simulation_settings(config: FederateConfig) -> None:
 def local_config(config: FederateConfig, method: str) -> TrainConfig:
     """Return the settings of a client's local training with the local method `method`.
 
-    >>> local_config(FederateConfig(), "dp-sgd").scope
+    >>> local_config(FederateConfig(), "dp-sgd").subspace_scope
     'global'
     """
     shared = {field.name for field in dataclasses.fields(TrainConfig)} - TRAINING_ONLY
     settings = {name: getattr(config, name) for name in shared} | {"method": method}
     if method not in ("pdp", "pcdp"):
-        settings |= {"rank": None, "scope": "global", "public_batch": None}
+        settings |= {"rank": None, "subspace_scope": "global", "public_batch": None}
     return TrainConfig(**settings)

@@ -31,24 +31,24 @@ def build_strategy(config: FederateConfig, public: Records) -> Strategy:
     """Return the strategy of a config: the published function of that name, with the settings that it takes.
 
     >>> from gnomon.data import load
-    >>> build_strategy(FederateConfig(method="fedprox", mu=0.5), load("digits").train[:0]).components
+    >>> build_strategy(FederateConfig(method="fedprox", proximal_mu=0.5), load("digits").train[:0]).components
     (Proximal(mu=0.5),)
     """
     lr = positive("lr", config.lr)
     arguments: dict[str, Any] = {
         "lr": lr,
-        "mu": config.mu,
+        "mu": config.proximal_mu,
         "weight": config.contrast,
         "temperature": config.temperature,
         "limit": config.update_limit,
-        "fraction": config.keep,
-        "strength": config.fair,
-        "max_factor": config.fair_most,
+        "fraction": config.upload_fraction,
+        "strength": config.fairness_lambda,
+        "max_factor": config.fairness_limit,
         "ratio": config.loss_noise,
-        "q": config.q,
+        "q": config.fairness_exponent,
         "public": public,
         "rank": 100 if config.rank is None else config.rank,
-        "per_tensor": config.scope == "per-tensor",
+        "per_tensor": config.subspace_scope == "per-tensor",
         "public_batch": config.public_batch,
         "local": build_method(local_config(config, LOCAL_METHODS.get(config.method, "dp-sgd")), public),
     }

@@ -24,7 +24,7 @@ ANSWERED = "answered.jsonl"
 RECORDS = "unprotected-records.json"
 """A hash of each client's records. For the data holder only: with all records but one, the last one can be guessed."""
 
-RECORD_SETTINGS = "data, private, public, partition, split-seed, clients and holdout"
+RECORD_SETTINGS = "data, private-records, public-records, partition, split-seed, clients and holdout"
 RESTORE = "Restore the settings, or begin in another folder."
 
 

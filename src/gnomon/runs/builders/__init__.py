@@ -1,4 +1,4 @@
-"""From the settings of a run to its records, model, method and Trainer."""
+"""Builders: from the settings of a run to its records, model, method and Trainer."""
 
 from gnomon.runs.builders.method import build_method, unknown_method, without_foreign_settings
 from gnomon.runs.builders.records import is_own, public_count, records, uses_public

@@ -1,10 +1,12 @@
-"""The method that settings stand for."""
+"""Builds the method that the settings of a run describe."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gnomon import clipping
@@ -12,114 +14,155 @@ from gnomon.data import Records
 from gnomon.errors import SettingError
 from gnomon.methods import FORMS, METHODS, LocalSteps, Method
 from gnomon.runs.config import FAIR, TrainConfig, recipe
+from gnomon.runs.setting_names import dashed
 
-METHOD_SETTINGS = {
-    "rank": "rank",
-    "scope": "per_tensor",
-    "every": "every",
-    "start": "start",
-    "public_batch": "batch",
-    "public_blocks": "blocks",
-    "mask_rate": "rate",
-    "residual": "residual",
-    "pre_noise": "pre_noise",
-    "constraint": "constraint",
-    "sketch": "sketch",
-    "form": "form",
-    "iterate": "last",
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _int_if_whole(value: float) -> float:
+    """Return a rank such as 50.0 as an int; a share of energy such as 0.9 stays a float."""
+    return int(value) if math.isfinite(value) and value == int(value) else value
+
+
+@dataclass(frozen=True)
+class MethodParameter:
+    """The parameter of a method's function that a setting provides."""
+
+    name: str
+    convert: Callable[[Any], Any] = _unchanged
+    """Turns the value of the setting into the value of the parameter."""
+
+
+METHOD_SETTINGS: dict[str, MethodParameter] = {
+    "rank": MethodParameter("rank", _int_if_whole),
+    "subspace_scope": MethodParameter("per_tensor", "per-tensor".__eq__),
+    "refresh_basis_every": MethodParameter("every"),
+    "project_from_epoch": MethodParameter("start"),
+    "public_batch": MethodParameter("batch"),
+    "public_blocks": MethodParameter("blocks"),
+    "mask_rate": MethodParameter("rate"),
+    "residual_bound": MethodParameter("residual"),
+    "pre_noise": MethodParameter("pre_noise"),
+    "constraint": MethodParameter("constraint"),
+    "sketch_dimension": MethodParameter("sketch"),
+    "sketch_form": MethodParameter("form", FORMS.__getitem__),
+    "returned_iterate": MethodParameter("last", "last".__eq__),
 }
-"""Settings that only some methods have, and what the methods call them."""
+"""Settings that only some methods have. A method has a setting if its function has the parameter."""
 
-LOCAL_SETTINGS = ("local_steps", "local_lr", "local_momentum")
-"""Settings of local steps, which go with every method."""
+LOCAL_SETTINGS = {"local_steps": "steps", "local_lr": "lr", "local_momentum": "momentum"}
+"""Settings of local steps, which every method accepts, and the parameters of methods that always take local steps."""
 
 
 def build_method(config: TrainConfig, public: Records) -> Method:
-    """The method that a config stands for; settings that it does not have are refused.
+    """Return the method that a config describes.
+
+    Args:
+        config: the settings of the run.
+        public: the public records, for methods that read them.
+
+    Raises:
+        SettingError: the method is unknown, or the config changes a setting that the method does not have.
 
     >>> from gnomon.data import load
     >>> build_method(TrainConfig(mask_rate=0.5, method="rsdp"), load("digits").train[:0]).subspace.name
     'random mask, rate 0.5'
     """
-    maker = METHODS[_method_name(config)]
-    wanted = inspect.signature(maker).parameters
-    given: dict[str, Any] = {}
-    if "clip" in wanted:
-        given["clip"] = clipping.RULES[config.clip]()
-    elif config.clip != TrainConfig().clip or config.max_grad_norm != recipe(config.data).max_grad_norm:
-        raise SettingError("clip", config.clip, f"another method: {config.method} does not clip")
-    if "constraint" in wanted:
-        given["constraint"] = config.constraint
-    if "public" in wanted:
-        given["public"] = public
-    for name in _changed(config):
-        if METHOD_SETTINGS[name] not in wanted:
-            flag = name.replace("_", "-")
-            raise SettingError(flag, getattr(config, name), f"another method: {config.method} has no {flag}")
-        given[METHOD_SETTINGS[name]] = getattr(config, name)
-    if "form" in given:
-        given["form"] = FORMS[config.form]
-    if "last" in given:
-        given["last"] = config.iterate == "last"
-    if "per_tensor" in given:
-        given["per_tensor"] = config.scope == "per-tensor"
-    if config.rank is not None and math.isfinite(config.rank) and config.rank == int(config.rank):
-        given["rank"] = int(config.rank)
-    return _with_local_steps(config, maker(**given))
+    parameters = _parameters(config.method)
+    arguments: dict[str, Any] = {}
+    if "clip" in parameters:
+        arguments["clip"] = clipping.RULES[config.clip]()
+    else:
+        _refuse_clipping(config)
+    if "constraint" in parameters:
+        arguments["constraint"] = config.constraint
+    if "public" in parameters:
+        arguments["public"] = public
+    for setting in _changed(config):
+        parameter = METHOD_SETTINGS[setting]
+        if parameter.name not in parameters:
+            raise SettingError.with_message(
+                f"{dashed(setting)} applies to {', '.join(methods_with(setting))} only, not to {config.method}: "
+                "remove it, or choose another method",
+                name=dashed(setting),
+                value=getattr(config, setting),
+            )
+        arguments[parameter.name] = parameter.convert(getattr(config, setting))
+    return _with_local_steps(config, METHODS[config.method](**arguments))
+
+
+def _refuse_clipping(config: TrainConfig) -> None:
+    """Raise SettingError if the settings of clipping were changed for a method that does not clip."""
+    if config.clip != TrainConfig().clip:
+        raise SettingError("clip", config.clip, f"no clip rule: the method {config.method} does not clip")
+    if config.max_grad_norm != recipe(config.data).max_grad_norm:
+        raise SettingError(
+            "max-grad-norm", config.max_grad_norm, f"no clip bound: the method {config.method} does not clip"
+        )
 
 
 def _with_local_steps(config: TrainConfig, method: Method) -> Method:
-    """Local steps go with every method; their settings without them are refused."""
-    default = TrainConfig()
+    """Return the method with the local steps of the config; their other settings without local steps are refused."""
+    defaults = TrainConfig()
     if config.local_steps is None and not method.displaces:
-        for name in ("local_lr", "local_momentum"):
-            if getattr(config, name) != getattr(default, name):
-                flag = name.replace("_", "-")
-                raise SettingError(flag, getattr(config, name), "local-steps as well, or --method dp-lsgd")
+        for name in LOCAL_SETTINGS:
+            if getattr(config, name) != getattr(defaults, name):
+                raise SettingError.with_message(
+                    f"{dashed(name)} applies to local steps only: set local-steps as well, or use the method dp-lsgd",
+                    name=dashed(name),
+                    value=getattr(config, name),
+                )
         return method
     steps = LocalSteps().steps if config.local_steps is None else config.local_steps
     return dataclasses.replace(method, update=LocalSteps(steps, config.local_lr, config.local_momentum))
 
 
 def methods_with(setting: str) -> list[str]:
-    """The methods that have a setting.
+    """Return the names of the methods that have a setting.
 
     >>> methods_with("mask_rate"), len(methods_with("local_steps")) == len(METHODS)
     (['rsdp'], True)
     """
     if setting in LOCAL_SETTINGS:
         return list(METHODS)
-    wanted = METHOD_SETTINGS[setting]
-    return [name for name, maker in METHODS.items() if wanted in inspect.signature(maker).parameters]
+    return [name for name in METHODS if METHOD_SETTINGS[setting].name in _parameters(name)]
 
 
 def without_foreign_settings(config: TrainConfig) -> TrainConfig:
-    """The config without settings that its method does not have, for comparisons where only some methods have them.
+    """Return the config with the defaults of all settings that its method does not have.
+
+    Comparisons use it: a common setting reaches only the methods that have it, and common settings of local steps only
+    the methods that always take local steps.
 
     >>> without_foreign_settings(TrainConfig(rank=20)).rank is None
     True
     """
-    wanted = inspect.signature(METHODS[_method_name(config)]).parameters
-    foreign = [name for name in _changed(config) if METHOD_SETTINGS[name] not in wanted]
-    foreign += [] if config.method == "dp-lsgd" else LOCAL_SETTINGS
+    parameters = _parameters(config.method)
+    foreign = [name for name in _changed(config) if METHOD_SETTINGS[name].name not in parameters]
+    foreign += [name for name, parameter in LOCAL_SETTINGS.items() if parameter not in parameters]
     return dataclasses.replace(config, **{name: getattr(TrainConfig(), name) for name in foreign})
 
 
-def unknown_method(name: str, *more: str) -> SettingError:
-    """The error for a method that is none, nor one of some more names.
+def unknown_method(name: str, *other_names: str) -> SettingError:
+    """Return the error for an unknown method, where `other_names` are allowed beside the methods.
 
     >>> str(unknown_method("fair"))[-56:]
     'released with noise: use gnomon federate --method fedfdp'
     """
-    hint = f"; {FAIR}" if name == "fair" else ""
-    return SettingError("method", name, f"one of {', '.join([*METHODS, *more])}{hint}")
+    remark = f"; {FAIR}" if name == "fair" else ""
+    return SettingError("method", name, f"one of {', '.join([*METHODS, *other_names])}{remark}")
 
 
-def _method_name(config: TrainConfig) -> str:
-    if config.method not in METHODS:
-        raise unknown_method(config.method)
-    return config.method
+def _parameters(method: str) -> set[str]:
+    """Return the names of the parameters of a method's function."""
+    if method not in METHODS:
+        raise unknown_method(method)
+    return set(inspect.signature(METHODS[method]).parameters)
 
 
 def _changed(config: TrainConfig) -> list[str]:
-    return [name for name in METHOD_SETTINGS if getattr(config, name) != getattr(TrainConfig(), name)]
+    """Return the names of the method settings that differ from their defaults."""
+    defaults = TrainConfig()
+    return [name for name in METHOD_SETTINGS if getattr(config, name) != getattr(defaults, name)]

@@ -1,10 +1,11 @@
-"""The model and the Trainer that settings stand for."""
+"""Builds the model and the Trainer that the settings of a run describe."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -27,11 +28,11 @@ from gnomon.training.checks.model import refuse_device
 from gnomon.validate import positive, whole
 
 CLASSES_COUNTED = "The number of classes was read off the labels: the largest label is NOT protected."
-"""What a statement says if nobody declared it."""
+"""Note of the statement if the number of classes was not declared."""
 
 
 def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Module:
-    """The model at its start: freshly drawn, or taught by the public records.
+    """Return the initial model: with freshly drawn weights, or trained on the public records.
 
     >>> from gnomon.data import load
     >>> source = load("digits")
@@ -46,7 +47,7 @@ def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Modu
 
 
 def public_only(config: TrainConfig, source: Source, public: Records) -> dict[str, float]:
-    """What the public records give alone, without any private one: scores on the test records at epsilon 0.
+    """Return the test scores of a model trained on the public records alone, which costs no privacy (epsilon 0).
 
     >>> from gnomon.data import load
     >>> source = load("digits")
@@ -66,7 +67,15 @@ def build_trainer(
     ledger: Ledger | None = None,
     dataset: str | None = None,
 ) -> Trainer:
-    """The Trainer that a config stands for, on a source.
+    """Return the Trainer that a config describes.
+
+    Args:
+        config: the settings of the run.
+        source: the data set.
+        public: the public records, empty if the settings use none.
+        progress: whether to show a progress bar.
+        ledger: the ledger to which the run is charged.
+        dataset: the data set of the ledger to which the run is charged, by its name.
 
     >>> from gnomon.data import load
     >>> source = load("digits")
@@ -82,6 +91,7 @@ def build_trainer(
     if target is None and config.noise_multiplier is None and method.private:
         target = 1.0
     seed = config.insecure_noise_seed
+    scheduler, scheduler_every = SCHEDULES[config.lr_schedule](optimizer, config.epochs)
     return Trainer(
         model,
         LOSSES[config.loss],
@@ -97,23 +107,24 @@ def build_trainer(
         accountant=config.accountant,  # type: ignore[arg-type]  # checked by the config
         adjacency=config.adjacency,
         max_physical_batch_size=config.max_physical_batch_size,
-        scheduler=_scheduler(config, optimizer),
-        scheduler_every="step" if config.schedule == "inverse-sqrt" else "epoch",
+        scheduler=scheduler,
+        scheduler_every=scheduler_every,
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
         notes=_notes(config, source, public),
         ledger=ledger,
         dataset=dataset,
-        label=Path(config.data.removeprefix("npz:")).stem,
+        label=config.data_name,
         progress=progress,
     )
 
 
 def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
+    """Return what the statement says about the number of classes and about the draw of the records."""
     notes = []
     if source.counted:
         notes.append(CLASSES_COUNTED)
-    if is_own(config.data) and (source.cut or config.private is not None or len(public)):
+    if is_own(config.data) and (source.cut or config.private_records is not None or len(public)):
         notes.append(
             "Who is among the training records was drawn here from all records of the file: neighbours are sets of "
             "training records, after that draw."
@@ -128,44 +139,66 @@ def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
 
 
 def _declared_size(config: TrainConfig, source: Source) -> int:
+    """Return the public number of records: declared by the user, or that of the benchmark."""
     if config.dataset_size is not None:
         return whole("dataset-size", config.dataset_size)
     if is_own(config.data):
-        raise SettingError(
-            "dataset-size",
-            None,
-            "the number of records you are ready to declare in public; it sets the sample rate",
+        raise SettingError.with_message(
+            "dataset-size is required for npz files: the number of records that you declare in public; it sets the "
+            "sample rate",
+            name="dataset-size",
         )
-    return config.private or len(source.train) - (public_count(config) if uses_public(config) else 0)
+    return config.private_records or len(source.train) - (public_count(config) if uses_public(config) else 0)
 
 
 def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
-    """The declared sampling and the divisor of each step."""
+    """Return the sampling scheme, and the divisor of every noisy sum."""
     batch = whole("batch-size", config.batch_size)
     if batch > size:
-        raise SettingError("batch-size", batch, f"at most the declared {size} records")
+        raise SettingError("batch-size", batch, f"at most {size}, the declared number of records")
     return FLAGS[config.sampler].for_batches(batch, size)
+
+
+def _sgd(config: TrainConfig, model: nn.Module, lr: float) -> Optimizer:
+    return SGD(model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _adam(config: TrainConfig, model: nn.Module, lr: float) -> Optimizer:
+    return Adam(model.parameters(), lr, weight_decay=config.weight_decay)
+
+
+def _adamw(config: TrainConfig, model: nn.Module, lr: float) -> Optimizer:
+    return AdamW(model.parameters(), lr, weight_decay=config.weight_decay)
+
+
+OPTIMIZERS: dict[str, Callable[[TrainConfig, nn.Module, float], Optimizer]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+}
+"""Optimizers by the name of the setting."""
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
     lr = positive("lr", config.lr)
-    if config.optimizer == "sgd":
-        return SGD(model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    if config.momentum:
-        raise SettingError("momentum", config.momentum, f"0 with {config.optimizer}, or --optimizer sgd")
-    kind = Adam if config.optimizer == "adam" else AdamW
-    return kind(model.parameters(), lr, weight_decay=config.weight_decay)
+    if config.momentum and config.optimizer != "sgd":
+        raise SettingError("momentum", config.momentum, f"0 with {config.optimizer}, or the optimizer sgd")
+    return OPTIMIZERS[config.optimizer](config, model, lr)
 
 
-def _scheduler(config: TrainConfig, optimizer: Optimizer) -> LRScheduler | None:
-    if config.schedule == "constant":
-        return None
-    if config.schedule == "inverse-sqrt":
-        return LambdaLR(optimizer, lambda step: (step + 1) ** -0.5)
-    return CosineAnnealingLR(optimizer, T_max=max(1, math.ceil(config.epochs)))
+Schedule = Callable[[Optimizer, float], tuple[LRScheduler | None, Literal["step", "epoch"]]]
+"""Makes a scheduler for a number of epochs, and says how often it advances."""
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda optimizer, epochs: (None, "epoch"),
+    "cosine": lambda optimizer, epochs: (CosineAnnealingLR(optimizer, T_max=max(1, math.ceil(epochs))), "epoch"),
+    "inverse-sqrt": lambda optimizer, epochs: (LambdaLR(optimizer, lambda step: (step + 1) ** -0.5), "step"),
+}
+"""Learning rate schedules by the name of the setting."""
 
 
 def _device(name: str) -> torch.device:
+    """Return a device after allocating on it, so that a missing device is named before anything else happens."""
     try:
         device = torch.device(name)
         refuse_device(device)

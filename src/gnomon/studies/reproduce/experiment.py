@@ -11,6 +11,7 @@ from typing import Any
 from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.runs.config import TrainConfig, recipe
+from gnomon.runs.setting_names import current_name
 from gnomon.studies.method_specs import PUBLIC_ONLY, MethodSpec
 
 NOISE, BUDGET = "noise-multiplier", "target-epsilon"
@@ -37,8 +38,8 @@ class ExperimentLine:
     def spec(self, axis: str, value: float) -> MethodSpec:
         """Return the method with its settings at a value of the axis.
 
-        >>> ExperimentLine("x", "pcdp", {"scope": "per-tensor"}).spec("rank", 50.0).label
-        'pcdp:scope=per-tensor,rank=50'
+        >>> ExperimentLine("x", "pcdp", {"subspace-scope": "per-tensor"}).spec("rank", 50.0).label
+        'pcdp:subspace-scope=per-tensor,rank=50'
         """
         settings = self.settings | self.at.get(value, {})
         if axis not in (NOISE, BUDGET):  # the grid of runs sets noise and budget
@@ -118,7 +119,7 @@ class Experiment:
 
     def spec(self, line: ExperimentLine, value: float) -> MethodSpec:
         """Return the method of a line at a value of the axis. Only the public records affect public-only."""
-        if line.method == PUBLIC_ONLY and self.axis != "public":
+        if line.method == PUBLIC_ONLY and not self.varies_public_records:
             return MethodSpec(PUBLIC_ONLY)
         return line.spec(self.axis, value)
 
@@ -145,6 +146,11 @@ class Experiment:
             spec = self.spec(line, value)
             distinct.add((spec.label, None if spec.is_public_only else value))
         return self.seeds * len(distinct)
+
+    @property
+    def varies_public_records(self) -> bool:
+        """Whether the axis is the number of public records."""
+        return current_name(self.axis) == "public_records"
 
     @property
     def unprotected(self) -> bool:

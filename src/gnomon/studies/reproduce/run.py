@@ -60,7 +60,7 @@ def reproduce(
 
     >>> import tempfile
     >>> from gnomon.studies.reproduce.experiment import Experiment, ExperimentLine
-    >>> settings = {"data": "digits", "private": 1300, "epochs": 0.5}
+    >>> settings = {"data": "digits", "private-records": 1300, "epochs": 0.5}
     >>> toy = Experiment("toy", "A toy", "nobody", settings, NOISE, (5.0,), 1, (ExperimentLine("DP-SGD", "dp-sgd"),))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = reproduce(toy, Path(folder), progress=False, say=lambda text: None)
@@ -135,8 +135,8 @@ def _noise_multiplier(experiment: Experiment, base: TrainConfig, line: Experimen
         return positive(NOISE, value)
     if experiment.axis == BUDGET:
         config = base.with_settings(line.settings | line.at.get(value, {}))
-        if config.private is None:
-            raise SettingError("private", None, f"the number of private records, for an axis of {BUDGET}")
+        if config.private_records is None:
+            raise SettingError("private-records", None, f"the number of private records, for an axis of {BUDGET}")
         accounting = (config.sampler, config.accountant, config.adjacency)
         if accounting != ("poisson", "pld", None):
             raise SettingError(
@@ -144,7 +144,7 @@ def _noise_multiplier(experiment: Experiment, base: TrainConfig, line: Experimen
                 accounting,
                 f"poisson, pld and the default adjacency on an axis of {BUDGET}; use an axis of {NOISE} for others",
             )
-        rate = config.batch_size / (config.dataset_size or config.private)
+        rate = config.batch_size / (config.dataset_size or config.private_records)
         return calibrated(value, rate, steps_of(config.epochs, Poisson(rate)), config.target_delta)
     if base.noise_multiplier is None:
         raise SettingError(NOISE, None, f"a noise multiplier in the settings, for an axis of {experiment.axis}")
@@ -175,9 +175,9 @@ def as_coded_epsilon(experiment: Experiment, config: TrainConfig) -> float | Non
     >>> round(as_coded_epsilon(table, cells_of(table, table.lines[0], 6.0)[0].config), 1)
     7.0
     """
-    if not experiment.as_coded or config.noise_multiplier is None or config.private is None:
+    if not experiment.as_coded or config.noise_multiplier is None or config.private_records is None:
         return None
-    per_epoch = max(1, round(config.private / config.batch_size))
+    per_epoch = max(1, round(config.private_records / config.batch_size))
     steps = max(1, round(config.epochs * per_epoch))
     noise = config.noise_multiplier / (2 if experiment.micro_batch > 1 else 1)
     return fixed_blocks_epsilon(noise, per_epoch, steps, config.target_delta)
