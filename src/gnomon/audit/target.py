@@ -19,7 +19,7 @@ from gnomon.errors import SettingError
 from gnomon.methods import Method
 from gnomon.methods.steps import Descent
 from gnomon.release import NoiseSource, SecureNoise, SeededNoise
-from gnomon.subspaces import Ambient, StepContext
+from gnomon.subspaces import StepContext
 from gnomon.training import Trainer
 
 EMPTY_BATCH_RATE = 1e-12
@@ -165,7 +165,7 @@ class TrainerTarget:
     def __init__(self, trainer: Trainer, example: Batch) -> None:
         self.trainer, self.example, self.claim = trainer, example, Claim.of(trainer)
         mechanism, self.method = trainer.mechanism, _with_plain_step(trainer.method)
-        if not isinstance(self.method.subspace, Ambient):  # which is the same at every step
+        if not self.method.subspace.whole_space:  # which is the same at every step
             frozen = FrozenSubspace(
                 self.method.subspace, mechanism.last_step - 1, mechanism.steps_per_epoch, mechanism.steps
             )

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from gnomon.accounting import Sampling
 from gnomon.data import FingerprintCache, Loader
-from gnomon.errors import StateError
+from gnomon.data.loader import RecordTypeError
+from gnomon.errors import DataError, StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
@@ -201,19 +202,19 @@ def _naming(loss: Loss, name: str) -> Loss:
         try:
             return loss(outputs, targets)
         except IndexError as error:
-            scores = f"{outputs.shape[1]} scores" if isinstance(outputs, Tensor) and outputs.dim() > 1 else "its scores"
-            raise ValueError(
-                f"the loss fails on the targets of {name}: the model gives {scores} per record, and a target lies "
-                "outside them; use a model with as many outputs as there are classes"
-            ) from error
+            scores = (
+                f"{outputs.shape[1]} scores per record"
+                if isinstance(outputs, Tensor) and outputs.dim() > 1
+                else "its scores"
+            )
+            problem = f"fails on the targets of {name}, because the model gives {scores} and a target lies outside them"
+            raise DataError("the loss", problem, "use a model with as many outputs as there are classes") from error
         except RuntimeError as error:
             kinds = [str(t.dtype).removeprefix("torch.") for t in tensors(targets) if t.dtype is not torch.int64]
             if not kinds or not takes_whole(outputs, targets):
                 raise
-            raise TypeError(
-                f"the loss fails on the targets of {name}, which have type {kinds[0]}: if they are classes, "
-                "pass targets.long()"
-            ) from error
+            problem = f"fails on the targets of {name}, which have type {kinds[0]}"
+            raise RecordTypeError("the loss", problem, "if they are classes, pass targets.long()") from error
 
     setattr(named, "__wrapped__", loss)  # noqa: B010 - names of what the loss keeps begin at the loss itself
     return named

@@ -20,7 +20,7 @@ from gnomon.errors import StateError
 from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
-from gnomon.subspaces import Ambient, Basis, StepContext
+from gnomon.subspaces import Basis, StepContext
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.training.checks.independence import CoordinateMap, refuse_touched
 from gnomon.training.mechanism import Mechanism
@@ -253,7 +253,7 @@ class PrivateStep:
 
     def trial_coordinates(self, method: Method) -> CoordinateMap | None:
         """Return the map to the coordinates in which a method clips, for a check; None if it clips plain updates."""
-        if not method.route.clips_coordinates or isinstance(method.subspace, Ambient):
+        if not method.route.clips_coordinates or method.subspace.whole_space:
             return None
         # a basis may draw public randomness, which must not come from the source of the run
         return method.subspace.basis(dataclasses.replace(self.context(), randomness=SecureNoise())).coordinates

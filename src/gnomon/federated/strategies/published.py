@@ -18,7 +18,7 @@ from gnomon.federated.strategies.fairness import LOSS, FairClipping, FairLearnin
 from gnomon.federated.strategies.proximal import BoundedUpdate, Proximal
 from gnomon.federated.uploads import AllParameters, Coordinates, LargestEntries, Upload
 from gnomon.methods import Method, dp_sgd, pcdp, pdp
-from gnomon.subspaces import Ambient, Basis, Held, PublicEigenspace, Subspace
+from gnomon.subspaces import Basis, Held, PublicEigenspace, Subspace
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Strategy:
         """The subspace whose basis server and clients build in every round, or None."""
         if self.upload_subspace is not None:
             return self.upload_subspace
-        return None if isinstance(self.method.subspace, Ambient) else self.method.subspace
+        return None if self.method.subspace.whole_space else self.method.subspace
 
     @property
     def public(self) -> Any:
@@ -103,7 +103,7 @@ class Strategy:
     def client_method(self, basis: Basis | None, local_round: LocalRound) -> Method:
         """Return a client's local method for a round."""
         method = self.method
-        if basis is not None and not isinstance(method.subspace, Ambient):
+        if basis is not None and not method.subspace.whole_space:
             held = Held(basis, self.round_subspace or method.subspace, f"{method.subspace.name}, held for a round")
             method = dataclasses.replace(method, subspace=held)
         for component in self.components:
