@@ -202,11 +202,8 @@ def _naming(loss: Loss, name: str) -> Loss:
         try:
             return loss(outputs, targets)
         except IndexError as error:
-            scores = (
-                f"{outputs.shape[1]} scores per record"
-                if isinstance(outputs, Tensor) and outputs.dim() > 1
-                else "its scores"
-            )
+            scored = isinstance(outputs, Tensor) and outputs.dim() > 1
+            scores = f"{outputs.shape[1]} scores per record" if scored else "scores"
             problem = f"fails on the targets of {name}, because the model gives {scores} and a target lies outside them"
             raise DataError("the loss", problem, "use a model with as many outputs as there are classes") from error
         except RuntimeError as error:
