@@ -13,12 +13,13 @@ import torch
 from gnomon.accounting import Account, FullBatch
 from gnomon.cli.main import main
 from gnomon.data import Records, load
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.federated import Message, Refused, ServerState
 from gnomon.federated.builders import build_server
-from gnomon.federated.deployment.site import Site, check_site
+from gnomon.federated.deployment.site import Site, SiteFolder, check_site
 from gnomon.federated.deployment.site import run_site_round as nameless_answer
 from gnomon.federated.deployment.upload_log import UploadLog
+from gnomon.federated.refusal import REASONS
 from gnomon.federated.rounds import refusal_for
 from gnomon.ledger import Budget, Ledger, LedgerError
 from gnomon.runs.federate_config import FederateConfig
@@ -335,3 +336,17 @@ def test_a_new_folder_with_other_settings_enters_a_run_of_its_own(pair):
     assert main(str(error.value).partition("gnomon ")[2].partition(". If")[0].split()) == 0
     pair.round(state="new")
     assert pair.paid == [2, 4], "too much, never too little"
+
+
+def test_a_message_that_does_not_say_how_many_uploads_came_is_refused(pair):
+    message = pair.server.begin()["north"]
+    del message.numbers["uploads_received"]
+    with pytest.raises(Refused, match=REASONS["contents"]):
+        pair.answer(message)
+
+
+def test_the_state_of_an_earlier_version_is_not_taken_for_a_new_folder(tmp_path):
+    folder = SiteFolder(tmp_path / "state")
+    (folder.path / "memory.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match=r"memory\.safetensors is the state of an earlier version"):
+        folder.client_state()

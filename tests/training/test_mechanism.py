@@ -45,8 +45,8 @@ def test_epsilon_is_that_of_the_accounting(sampler, accountant):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("sampler", SCHEMES, ids=lambda scheme: scheme.kind)
 def test_a_mechanism_survives_json(method, sampler):
-    noise = 2.0 if method.private else 0.0
-    original = mechanism(method=method, sampler=sampler, noise_multiplier=noise, max_steps=40)
+    noise, target = (2.0, 5.0) if method.private else (0.0, None)
+    original = mechanism(method=method, sampler=sampler, noise_multiplier=noise, target_epsilon=target)
     stored = json.loads(json.dumps(original.to_dict(), allow_nan=False))
     assert Mechanism.from_dict(stored, method) == original
 
@@ -130,3 +130,25 @@ def test_a_trainer_takes_the_mechanism_or_its_settings_and_does_the_same():
 
 def test_the_mechanism_is_offered_at_the_top():
     assert gnomon.Mechanism is Mechanism
+
+
+def test_a_varied_mechanism_has_the_limit_of_its_own_noise():
+    settings = {"sample_rate": 0.1, "expected_batch_size": 32, "target_delta": 1e-5, "steps": 500}
+    original = Mechanism.from_settings(noise_multiplier=4.0, target_epsilon=0.5, **settings)
+    quieter = dataclasses.replace(original, noise_multiplier=2.0)
+    assert quieter.last_step < original.last_step
+    assert max(quieter.epsilon(), original.epsilon()) <= 0.5
+
+
+@pytest.mark.parametrize("setting", [{"max_grad_norm": 0.1}, {"accountant": "rdp"}, {"steps": 3}], ids=str)
+def test_no_part_of_the_claim_is_given_beside_a_mechanism(setting):
+    with pytest.raises(SettingError, match="either mechanism or"):
+        trained(mechanism=mechanism(), **setting)
+
+
+def test_an_engine_exchanges_methods_and_nothing_else_of_its_claim():
+    trainer, _ = trained(mechanism=mechanism(steps=3))
+    trainer.engine.exchange(methods.dp_lsgd())
+    assert dataclasses.replace(trainer.mechanism, method=methods.dp_sgd()) == mechanism(steps=3)
+    with pytest.raises(SettingError, match="cost the same"):
+        trainer.engine.exchange(PLAIN)

@@ -166,3 +166,19 @@ def test_a_record_of_metrics_on_training_records_is_marked_too():
     assert "unprotected/validation/loss" in t.record(Items(x, y))
     assert "validation/loss" in t.record((x + 1, y))
     assert any("training records" in note for note in t.statement().caveats)
+
+
+def test_a_validation_record_that_cannot_be_read_is_named_before_a_step_is_charged():
+    x, y = data()
+
+    class Uneven(Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, position):
+            return (x[position], y[position], 0) if position == 17 else (x[position], y[position])
+
+    one = helpers.trainer()
+    with pytest.raises(TypeError):
+        one.fit((x, y), validation=Uneven())
+    assert one.account.steps == 0

@@ -12,6 +12,7 @@ from gnomon.accounting.gaussian import GaussianComposition
 from gnomon.accounting.sketch import SHARE
 from gnomon.errors import SettingError
 from gnomon.sampling.adjacency import Adjacency
+from gnomon.sampling.registry import is_registered
 from gnomon.sampling.scheme import Sampling
 
 APPROXIMATE = "the Gaussian limit is an approximation and may lie below the true epsilon: not a bound"
@@ -89,6 +90,14 @@ def check_supported(accountant: str, sampler: Sampling, adjacency: Adjacency) ->
     >>> from gnomon.sampling.poisson import Poisson
     >>> check_supported("pld", Poisson(0.1), "replace-one")
     """
+    overridden = type(sampler).sensitivity is not Sampling.sensitivity
+    if sampler.amplified and overridden and not is_registered(sampler):
+        raise SettingError.with_message(
+            f"{type(sampler).__name__} is amplified and has a sensitivity of its own, which PLD would not count: "
+            "register it in gnomon.sampling.registry with an event that includes the sensitivity",
+            name="sampler",
+            value=sampler,
+        )
     if accountant == "pld" or sampler.poisson_rate(adjacency) is not None:
         return
     allowed = f"'pld', the only accountant for {sampler.name} with {adjacency}"

@@ -129,9 +129,12 @@ class Joint:
         counts: Counter[tuple[Sampling, float, Expansion | None]] = Counter()
         for account in accounts:
             account.sampler.resolve_adjacency(relation)  # raises if the accounting does not hold under it
-            sampler = account.sampler if account.sampler.amplified else FullBatch()
+            sampler, sigma = account.sampler, account.noise_multiplier
+            if not sampler.amplified:
+                sigma *= FullBatch().sensitivity(relation) / sampler.sensitivity(relation)
+                sampler = FullBatch()
             if uses := account.sampler.uses(account.steps):
-                counts[sampler, account.noise_multiplier, account.expansion] += uses
+                counts[sampler, sigma, account.expansion] += uses
         stretched = sum(uses for (_, _, expansion), uses in counts.items() if expansion is not None)
         run_delta = (1 - SHARE) * delta if stretched and len(counts) > 1 else delta
         runs = []

@@ -178,7 +178,7 @@ def noise_rows(trainer: Trainer, width: int, steps: int, noise: NoiseSource | No
         method=method,
         sampler=FullBatch(),
         steps=steps,
-        max_steps=None,
+        target_epsilon=None,
         adjacency=None,
         accountant="pld",
     )

@@ -208,7 +208,7 @@ class TrainerTarget:
             method=self.method,
             sampler=sampler,
             steps=steps,
-            max_steps=None,
+            target_epsilon=None,
             adjacency=None,
             accountant="pld",
         )

@@ -18,7 +18,7 @@ from gnomon.release import Door, NoiseSource, SecureNoise
 from gnomon.updates import Dense, Updates
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class PrivateMean(Aggregator):
     """The mean over clients, released through the same door as a mean over records: a client counts as one sample.
 

@@ -48,7 +48,7 @@ def _on_probe(config: TrainConfig, planned: Trainer) -> Trainer:
     model = Probe(SIZE)
     claimed = planned.mechanism
     mechanism = dataclasses.replace(
-        claimed, method=build_method(config, public), steps=claimed.last_step, max_steps=None
+        claimed, method=build_method(config, public), steps=claimed.last_step, target_epsilon=None
     )
     return Trainer(
         model,

@@ -22,6 +22,15 @@ FLAGS: dict[str, type[Sampling]] = {scheme.flag: scheme for scheme in SCHEMES.va
 """The same schemes by their names on the command line."""
 
 
+def is_registered(sampler: Sampling) -> bool:
+    """Return whether a scheme is of a registered class itself, not of a subclass, which may draw differently.
+
+    >>> is_registered(Shuffled(40)), is_registered(type("Own", (Poisson,), {})(0.1))
+    (True, False)
+    """
+    return SCHEMES.get(getattr(sampler, "kind", "")) is type(sampler)
+
+
 def scheme_to_dict(sampler: Sampling) -> dict[str, Any]:
     """Return a registered scheme as plain values for JSON.
 
@@ -32,7 +41,7 @@ def scheme_to_dict(sampler: Sampling) -> dict[str, Any]:
     >>> scheme_to_dict(Shuffled(40))
     {'kind': 'shuffled', 'steps_per_epoch': 40}
     """
-    if SCHEMES.get(getattr(sampler, "kind", "")) is not type(sampler):
+    if not is_registered(sampler):
         raise SettingError("sampler", type(sampler).__name__, f"a registered scheme: {', '.join(SCHEMES)}")
     return sampler.to_dict()
 

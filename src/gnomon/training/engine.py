@@ -246,10 +246,14 @@ class PrivateStep:
         """The composition of stages."""
         return self.mechanism.method
 
-    def exchange(self, mechanism: Mechanism) -> None:
-        """Use another mechanism from the next step on, such as that of `Mechanism.with_method`."""
-        self._mechanism, self._basis = mechanism, None
-        self._update = mechanism.method.update_with(self.layouts)
+    def exchange(self, method: Method) -> None:
+        """Use another method from the next step on; noise, bound and price stay the same.
+
+        Raises:
+            SettingError: the steps of the other method cost something else.
+        """
+        self._mechanism, self._basis = self._mechanism.with_method(method), None
+        self._update = method.update_with(self.layouts)
 
     def trial_coordinates(self, method: Method) -> CoordinateMap | None:
         """Return the map to the coordinates in which a method clips, for a check; None if it clips plain updates."""

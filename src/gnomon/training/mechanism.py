@@ -35,7 +35,8 @@ class Mechanism:
         accountant: the accounting method: "pld", "rdp", "rdp-classic" or "gdp".
         adjacency: which data sets are neighbours (default: the sampling scheme's).
         unit: what neighbouring data sets differ in.
-        max_steps: the number of steps that a target epsilon pays for; None without a target.
+        target_epsilon: the epsilon at which a run ends, or None.
+        max_steps: the number of steps that `target_epsilon` pays for, at most `steps`; None without a target. Derived.
 
     >>> from gnomon.sampling import Poisson
     >>> mechanism = Mechanism(sampler=Poisson(0.025), noise_multiplier=10.0, expected_batch_size=250, steps=3200,
@@ -56,7 +57,8 @@ class Mechanism:
     accountant: Accountant = "pld"
     adjacency: str | None = None
     unit: str = RECORD
-    max_steps: int | None = None
+    target_epsilon: float | None = None
+    max_steps: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -71,10 +73,18 @@ class Mechanism:
             checked["max_grad_norm"] = validate.positive("max_grad_norm", self.max_grad_norm)
         elif self.noise_multiplier:
             raise _no_noise("noise_multiplier", self.noise_multiplier, self.method.name)
+        if not isinstance(self.unit, str) or not self.unit:
+            raise SettingError("unit", self.unit, "a description of what neighbouring data sets differ in")
         self.method.check(self.sampler)
         checked["adjacency"] = self.account().adjacency
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        if self.target_epsilon is not None:
+            target = validate.positive("target_epsilon", self.target_epsilon)
+            if not self.method.private:
+                raise _no_noise("target_epsilon", target, self.method.name)
+            object.__setattr__(self, "target_epsilon", target)
+            object.__setattr__(self, "max_steps", self._affordable_steps(target))
 
     @classmethod
     def calibrated(
@@ -108,7 +118,12 @@ class Mechanism:
             expansion=method.expansion,
         )
         return cls(
-            sampler=sampler, noise_multiplier=noise, steps=steps, delta=delta, **(settings | {"max_steps": steps})
+            sampler=sampler,
+            noise_multiplier=noise,
+            steps=steps,
+            delta=delta,
+            target_epsilon=target_epsilon,
+            **settings,
         )
 
     @classmethod
@@ -124,6 +139,8 @@ class Mechanism:
         epochs: float | None = None,
         steps: int | None = None,
         method: Method | None = None,
+        max_grad_norm: float | None = None,
+        accountant: Accountant | None = None,
         **settings: Any,
     ) -> Mechanism:
         """Return the mechanism that the settings of a Trainer stand for.
@@ -138,6 +155,8 @@ class Mechanism:
             epochs: the length in epochs; or give `steps`.
             steps: the length in steps.
             method: the composition of stages (default: DP-SGD).
+            max_grad_norm: the clip bound (default: 1).
+            accountant: the accounting method (default: "pld").
             **settings: the other attributes of a mechanism.
 
         Raises:
@@ -160,6 +179,8 @@ class Mechanism:
             "delta": delta,
             "expected_batch_size": divisor,
             "method": method,
+            "max_grad_norm": 1.0 if max_grad_norm is None else max_grad_norm,
+            "accountant": "pld" if accountant is None else accountant,
         }
         _warn_of_large_delta(delta, divisor * max(steps_per_epoch(scheme), 1 / scheme.rate))
         if not method.private:
@@ -170,20 +191,21 @@ class Mechanism:
             if target is None:
                 raise SettingError.with_message("set target_epsilon or noise_multiplier", name="target_epsilon")
             return cls.calibrated(target_epsilon=target, **common)
-        return cls(noise_multiplier=noise_multiplier, **common)._limited_to(target)
+        return cls(noise_multiplier=noise_multiplier, target_epsilon=target, **common)
 
-    def _limited_to(self, target_epsilon: float | None) -> Mechanism:
-        """The mechanism with the largest number of steps that a target epsilon pays for."""
-        if target_epsilon is None:
-            return self
-        affordable = self.account().affordable(target_epsilon, self.delta)
+    def _affordable_steps(self, target_epsilon: float) -> int:
+        """Return the largest number of planned steps that a target epsilon pays for."""
+        account = self.account()
+        if account.epsilon(self.delta, self.steps) <= target_epsilon:
+            return self.steps
+        affordable = account.affordable(target_epsilon, self.delta)
         if affordable == 0:
             raise SettingError(
                 "target_epsilon",
                 target_epsilon,
                 f"a larger one, or a noise_multiplier above {self.noise_multiplier:g}: one step already costs more",
             )
-        return replace(self, max_steps=affordable)
+        return affordable
 
     @property
     def steps_per_epoch(self) -> int:
@@ -193,7 +215,7 @@ class Mechanism:
     @property
     def last_step(self) -> int:
         """The number of steps after which a run ends: all planned ones, or those that the target epsilon pays for."""
-        return self.steps if self.max_steps is None else min(self.steps, self.max_steps)
+        return self.steps if self.max_steps is None else self.max_steps
 
     def account(self) -> Account:
         """Return an account of this mechanism with no steps charged."""
@@ -226,7 +248,7 @@ class Mechanism:
         del account["steps"]
         return account | {
             "steps": self.steps,
-            "max_steps": self.max_steps,
+            "target_epsilon": self.target_epsilon,
             "delta": self.delta,
             "max_grad_norm": self.max_grad_norm if math.isfinite(self.max_grad_norm) else None,
             "expected_batch_size": self.expected_batch_size,
@@ -261,7 +283,7 @@ class Mechanism:
                 account.accountant,
                 account.adjacency,
                 values["unit"],
-                values["max_steps"],
+                values["target_epsilon"],
             )
         except (KeyError, TypeError) as error:
             raise SettingError("values", values, f"what Mechanism.to_dict returned ({error!r})") from error

@@ -54,7 +54,7 @@ class Trainer:
         loss: maps (outputs, targets) to one number per sample; criteria of torch that average are converted.
         optimizer: any optimizer of torch over parameters of the model.
         method: the composition of stages (default: DP-SGD).
-        max_grad_norm: the clip bound C.
+        max_grad_norm: the clip bound C (default: 1).
         expected_batch_size: the declared divisor of every noisy sum. Never derived from the number of records.
         target_delta: the delta at which epsilon is stated.
         sample_rate: the declared rate of Poisson sampling; or give a `sampler`.
@@ -63,7 +63,7 @@ class Trainer:
         noise_multiplier: standard deviation of the noise, divided by `max_grad_norm`.
         epochs: the planned number of epochs; or give `steps`.
         steps: the planned number of steps.
-        accountant: "pld" (tight), "rdp", "rdp-classic" or "gdp" (no guarantee).
+        accountant: "pld" (default, tight), "rdp", "rdp-classic" or "gdp" (no guarantee).
         adjacency: which data sets are neighbours: "add-remove", "zero-out" or "replace-one".
         mechanism: the claim as one object, in the place of the settings from `method` to `adjacency`.
         max_physical_batch_size: the largest number of records in one forward pass; logical batches may be larger.
@@ -105,7 +105,7 @@ class Trainer:
         optimizer: Optimizer,
         *,
         method: Method | None = None,
-        max_grad_norm: float = 1.0,
+        max_grad_norm: float | None = None,
         expected_batch_size: float | None = None,
         target_delta: float | None = None,
         sample_rate: float | None = None,
@@ -114,7 +114,7 @@ class Trainer:
         noise_multiplier: float | None = None,
         epochs: float | None = None,
         steps: int | None = None,
-        accountant: Accountant = "pld",
+        accountant: Accountant | None = None,
         adjacency: str | None = None,
         mechanism: Mechanism | None = None,
         max_physical_batch_size: int | None = None,
@@ -137,6 +137,7 @@ class Trainer:
         refuse_optimizer(optimizer, scheduler)
         claim: dict[str, Any] = {
             "method": method,
+            "max_grad_norm": max_grad_norm,
             "expected_batch_size": expected_batch_size,
             "target_delta": target_delta,
             "sample_rate": sample_rate,
@@ -145,10 +146,11 @@ class Trainer:
             "noise_multiplier": noise_multiplier,
             "epochs": epochs,
             "steps": steps,
+            "accountant": accountant,
             "adjacency": adjacency,
         }
         if mechanism is None:
-            mechanism = Mechanism.from_settings(max_grad_norm=max_grad_norm, accountant=accountant, **claim)
+            mechanism = Mechanism.from_settings(**claim)
         elif given := [name for name, value in claim.items() if value is not None]:
             message = f"give either mechanism or {given[0]}, not both: a mechanism contains the whole claim"
             raise SettingError.with_message(message, name=given[0])
@@ -212,12 +214,12 @@ class Trainer:
 
     @method.setter
     def method(self, method: Method) -> None:
-        mechanism = self.mechanism.with_method(method)
+        self.mechanism.with_method(method)  # refuses another price
         if method.average != self.method.average:
             allowed = "a method that averages weights exactly if the present one does, or another Trainer"
             raise SettingError("method", method.name, allowed)
         method.step.prepare(self.model, self.optimizer)
-        self.engine.exchange(mechanism)
+        self.engine.exchange(method)
 
     @property
     def loss(self) -> Loss:

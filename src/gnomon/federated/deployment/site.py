@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gnomon.data import Records, Source, load
-from gnomon.errors import SettingError
+from gnomon.errors import DataError, SettingError
 from gnomon.federated.builders import (
     NEEDS_PUBLIC,
     build_client,
@@ -40,6 +40,8 @@ from gnomon.text import counted
 from gnomon.validate import whole
 
 CLIENT_STATE, PUBLIC_RECORDS, LOCK = "state.safetensors", "public.safetensors", "lock"
+FORMER_STATE = "memory.safetensors"
+UPLOADS_RECEIVED = "uploads_received"
 UNPROTECTED = "unprotected.jsonl"
 SITES = "a list of sites, as 'name: number of records' or 'name: {records: N, node: ID}'"
 
@@ -221,6 +223,9 @@ class SiteFolder:
     def client_state(self) -> ClientState:
         """Return the client's state of earlier rounds."""
         path = self.path / CLIENT_STATE
+        if (self.path / FORMER_STATE).exists() and not path.exists():
+            remedy = "finish that federation with the version that began it, or begin with a new --state folder"
+            raise DataError(self.path / FORMER_STATE, "is the state of an earlier version", remedy)
         return ClientState.from_tree(load_tree(path.read_bytes())) if path.exists() else ClientState()
 
     def public_records(self, message: Message) -> Records:
@@ -282,6 +287,8 @@ def run_site_round(
         strategy = build_strategy(config, public)
         rounds = rounds_per_client(config, sites)[name]
         profile = client_profile(config, strategy, sites[name].records, rounds)
+        if UPLOADS_RECEIVED not in message.numbers:  # without it, a restored backup would go unnoticed
+            raise Refused("contents")
         site_ledger = round_ledger(config, required_path(ledger))
         if not site_ledger.head().number:
             print(new_ledger_notice(str(site_ledger.path)), file=sys.stderr)
@@ -292,7 +299,7 @@ def run_site_round(
                 label=folder.run_label(f"{config.method}, {name}", message.numbers.get("federation")),
                 untrusted_server=True,
             )  # fmt: skip
-            folder.resume_ledger_run(client, int(min(message.numbers.get("uploads_received", 0.0), rounds)))
+            folder.resume_ledger_run(client, int(min(message.numbers[UPLOADS_RECEIVED], rounds)))
             reply = client.train(message)
             folder.save(client)
             folder.log_diagnostics(message.round, client)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from gnomon.data import DataError, FingerprintCache, Loader
+from gnomon.data.loader import RecordTypeError
 
 IN_MEMORY = 100_000
 """The largest number of records that are compared by content if they are tensors or sparse rows."""
@@ -90,6 +91,8 @@ def _alike(ours: Loader, theirs: Loader) -> bool:
         with _chance_kept():
             times = Counter(_fingerprints(theirs, None, sparse))
             met = [times[mark] for mark in _fingerprints(ours, _some(ours), sparse)]
+    except RecordTypeError:  # a record that cannot be read is named before it costs anything
+        raise
     except DataError:  # inputs that cannot be compared with sparse rows are not equal to them
         return False
     if all(met) and 2 * met.count(1) > len(met):
