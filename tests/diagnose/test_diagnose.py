@@ -317,7 +317,7 @@ def test_a_look_sees_noise_before_clipping_and_fair_weights_as_a_step_does():
     fair = dataclasses.replace(dp_sgd(), clip=Fair(strength=3.0, reference=0.1, most=4.0))
     for method, bound in ((noisy, 1.0), (fair, 1000.0)):
         ours = trainer(method)
-        ours.engine.exchange(dataclasses.replace(ours.mechanism, max_grad_norm=bound))
+        ours.engine._mechanism = dataclasses.replace(ours.mechanism, max_grad_norm=bound)
         found: list[dict] = []
         ours.observers = (Diagnostics(found.append, every=1),)
         view = look(ours, PRIVATE.inputs, PRIVATE.targets)
@@ -337,7 +337,7 @@ def test_a_look_sees_noise_before_clipping_and_fair_weights_as_a_step_does():
 def test_scaling_is_not_clipping(method):
     for bound, clipped in ((1000.0, 0.0), (1e-6, 1.0)):
         ours = trainer(method, steps=1)
-        ours.engine.exchange(dataclasses.replace(ours.mechanism, max_grad_norm=bound))
+        ours.engine._mechanism = dataclasses.replace(ours.mechanism, max_grad_norm=bound)
         found: list[dict] = []
         ours.observers = (Diagnostics(found.append, every=1),)
         (record,) = ours.fit(PRIVATE).history

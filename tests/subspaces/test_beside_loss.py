@@ -44,8 +44,8 @@ def test_without_noise_it_is_the_mean_of_the_cut_losses_and_the_step_is_that_of_
     losses = LOSS(private.model(x), y).detach()
     assert (losses > 1).any(), "the test needs losses above the bound"
     reference = trainer(BesideLoss(Ambient(), bound=0.3))
-    dp_sgd = dataclasses.replace(reference.mechanism, method=gnomon.methods.dp_sgd(), max_grad_norm=0.3)
-    reference.engine.exchange(dp_sgd)
+    reference.method = gnomon.methods.dp_sgd()
+    reference.engine._mechanism = dataclasses.replace(reference.mechanism, max_grad_norm=0.3)
     seen: list[float] = []
     private.fit((x, y), on_step=lambda step: seen.append(private.released.extra["loss"]))
     reference.fit((x, y))
