@@ -82,7 +82,7 @@ class Account:
 
     @property
     def expansion(self) -> Expansion | None:
-        """How a sketch of the sum can stretch the change that one record makes; None without a sketch."""
+        """The bound on how far a sketch of the sum stretches the change of one record; None without a sketch."""
         return self._expansion
 
     @property

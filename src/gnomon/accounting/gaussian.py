@@ -30,11 +30,11 @@ class GaussianComposition:
     delta: float
     adjacency: Adjacency
     expansion: Expansion | None = None
-    """How a sketch of the sum can stretch the change that one record makes; None without a sketch."""
+    """The bound on how far a sketch of the sum stretches the change of one record; None without a sketch."""
 
     @property
     def uses(self) -> int:
-        """How many of the steps can read the same record at most."""
+        """The largest number of steps that can read the same record."""
         return self.sampler.uses(self.steps)
 
     @property

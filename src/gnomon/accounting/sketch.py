@@ -22,7 +22,7 @@ SHARE = 0.1
 
 
 class Expansion(ABC):
-    """How a random map from a sum to coordinates can stretch the change that one record makes."""
+    """A bound on how far a random map from a sum to coordinates stretches the change that one record makes."""
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from gnomon import validate
 
 
 class ClipRule(ABC):
-    """How much each sample may count. A subclass defines `name` and `weights`.
+    """A rule for the weight of each sample in the sum. A subclass defines `name` and `weights`.
 
     The release enforces the bound again, so a faulty rule costs accuracy and never privacy. A rule whose weight for a
     sample depends on other samples is refused before the first step.

@@ -31,7 +31,7 @@ from gnomon.updates.snapshot import untouched
 
 @dataclass
 class ClientProfile:
-    """What the server knows about a client. All of it is public.
+    """The public facts that the server knows about a client.
 
     Args:
         weight: the client's fixed weight in the aggregate.

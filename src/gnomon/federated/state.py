@@ -21,7 +21,7 @@ Tree = dict[str, Any]
 
 @dataclass
 class ClientState:
-    """What a client keeps between rounds. Nothing in it is derived from records except through a release.
+    """The state that a client keeps between rounds. Nothing in it is derived from records except through a release.
 
     >>> state = ClientState(round=3, numbers={"loss": 0.5})
     >>> ClientState.from_tree(load_tree(save_tree(state.to_tree()))).numbers
@@ -57,7 +57,7 @@ class ClientState:
 
 @dataclass
 class ServerState:
-    """What the server keeps between rounds, beside the global model.
+    """The state that the server keeps between rounds, beside the global model.
 
     >>> state = ServerState(uploads_received={"north": 2}, clients_with_public_records={"north"})
     >>> ServerState.from_tree(load_tree(save_tree(state.to_tree()))) == state

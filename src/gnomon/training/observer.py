@@ -1,4 +1,4 @@
-"""What an observer of training sees: one step before its release. All of it is private."""
+"""The view of a step that observers get before its release. All of it is private."""
 
 from __future__ import annotations
 

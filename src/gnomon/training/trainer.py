@@ -171,7 +171,7 @@ class Trainer:
             observers=observers,
         )
         self.released: Release | None = None
-        """What the last step released."""
+        """The release of the last step."""
         self.ledger_session = LedgerSession(
             ledger if self.noise.private else None,  # seeded noise hides nothing, so there is nothing to count
             self.account,

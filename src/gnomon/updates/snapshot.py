@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnomon.updates.state_values import (
-    ATOMS,
+from gnomon.updates.state_kinds import (
     DICT,
     FUNCTION,
     HOOKS,
@@ -31,14 +30,11 @@ from gnomon.updates.state_values import (
     OBJECT,
     SEQUENCE,
     SET,
-    ContainerState,
     Kind,
-    State,
-    TensorState,
     is_library,
     kind_of,
-    names_below,
 )
+from gnomon.updates.state_values import ATOMS, ContainerState, State, TensorState, names_below
 
 EVERY = 2**21
 """Large tensors with at most this many numbers in total are read every time; beyond it, at random times."""
