@@ -18,7 +18,7 @@ help:
 	@echo "make test    lint, types, tests and doctests: everything that must pass"
 	@echo "make browser install headless Chromium (Debian, as root), in which make test opens the report pages; they are skipped without it"
 	@echo "make soak    200 kills, random models for an hour, every planted bug, 1000 audits of an honest step, a live federation killed (about two hours)"
-	@echo "make bench   step time and memory against plain SGD and Opacus"
+	@echo "make bench   step time and memory against plain SGD and other libraries (two hours); BENCH='--only GPT-2' for options"
 	@echo "make lint    format check and lint only"
 	@echo "make experiments  tables and figures of the papers, days; FAST=--fast for minutes each, EXPERIMENTS='a b' for some"
 	@echo "make figures draw the pictures of README and docs again"
@@ -56,7 +56,7 @@ soak: $(STAMP)
 	mkdir -p runs
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py --kills 200 --report runs/soak.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --minutes 60
-	OMP_NUM_THREADS=1 GNOMON_SOAK=1 $(BIN)/python -m pytest -q -n 2 tests/audit tests/release tests/test_randomness.py tests/federated/test_deployment.py
+	OMP_NUM_THREADS=1 GNOMON_SOAK=1 $(BIN)/python -m pytest -q -n 2 tests/audit tests/release tests/randomness tests/federated/test_deployment.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/audit_repetitions.py 1000
 
 lint: $(STAMP)
@@ -71,9 +71,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(BENCH_STAMP)
-	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/subspaces.py
-	$(BIN)/python benchmarks/local.py
+	$(BIN)/python benchmarks/steps.py $(BENCH)
+	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/diagnose.py
 
 # All that docs/results.md reports. It goes on from the finished cells in experiments/results: stop it and start it again

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor, nn
 
 from gnomon.audit.target import ZeroNoise
-from gnomon.randomness import BYTES_PER_KEY, _forks
+from gnomon.randomness.keystream import Keystream
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise
 from gnomon.release.door import GRID_BITS
 from gnomon.subspaces import Embedding, RandomMask
@@ -200,17 +199,19 @@ class NonFiniteRepaired(Door):
         return super().admit(Updates(repaired, updates.losses), rule, counts)
 
 
+class OneKeystream(Keystream):
+    """Every keystream of the process has the same key and starts at the same block."""
+
+    seed = os.urandom(32)
+
+    def _entropy(self) -> bytes:
+        return self.seed
+
+
 class OneKey(SecureNoise):
     """All sources of a process use the same key."""
 
-    seed = os.urandom(48)
-
-    def _words(self, count: int) -> Tensor:
-        if self._left == 0:
-            key, nonce = self.seed[:32], bytes(4) + self.seed[32:44]
-            self._stream = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-            self._process, self._left = (os.getpid(), _forks[0]), BYTES_PER_KEY
-        return super()._words(count)
+    _keystream = OneKeystream
 
 
 class Cut(SecureNoise):
@@ -236,20 +237,20 @@ class CutByDrawingAgain(Cut):
         return drawn
 
 
-def without_grid(values: Tensor, deviation: float, noise) -> Tensor:
-    """Return the noisy sum without rounding it to the grid."""
-    return noise.normal(values.numel()).mul_(deviation).add_(values)
+def without_grid(values: Tensor, deviation: float, noise, divisor: float) -> None:
+    """Add noise without rounding the sum to the grid."""
+    values.copy_(noise.normal(values.numel()).mul_(deviation).add_(values)).div_(divisor)
 
 
-def in_float32(values: Tensor, deviation: float, noise) -> Tensor:
-    """Return the sum of values and noise in float32, rounded to the grid afterwards."""
+def in_float32(values: Tensor, deviation: float, noise, divisor: float) -> None:
+    """Add noise in float32, and round the sum to the grid afterwards."""
     exact = noise.normal(values.numel()).float().mul_(deviation).add_(values).double()
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
-    return exact.div_(grid).round_().mul_(grid)
+    values.copy_(exact.div_(grid).round_().mul_(grid)).div_(divisor)
 
 
-def in_float32_without_grid(values: Tensor, deviation: float, noise) -> Tensor:
-    return noise.normal(values.numel()).float().mul_(deviation).add_(values).double()
+def in_float32_without_grid(values: Tensor, deviation: float, noise, divisor: float) -> None:
+    values.copy_(noise.normal(values.numel()).float().mul_(deviation).add_(values).double()).div_(divisor)
 
 
 class ProjectorFromPrivateData(Trainer):
@@ -320,7 +321,7 @@ NOISES: dict[str, tuple[type[SecureNoise], int, str]] = {
 }
 """Bugs of the noise source, the number of draws that detect each, and the finding that it must cause."""
 
-FORMS: dict[str, tuple[Callable[[Tensor, float, NoiseSource], Tensor], str]] = {
+FORMS: dict[str, tuple[Callable[[Tensor, float, NoiseSource, float], None], str]] = {
     "no grid": (without_grid, "W release: values off the grid"),
     "noise in float32": (in_float32, "W release: even multiples of the grid"),
     "noise in float32, no grid": (in_float32_without_grid, "W release: values off the grid"),

@@ -159,7 +159,7 @@ def test_noise_cut_at_five_deviations_is_caught_by_as_many_draws_as_an_audit_mak
 @pytest.mark.parametrize(("family", "bug"), cases(mutants.FORMS))
 def test_a_noisy_sum_that_shows_its_last_bits_is_caught(family, bug, monkeypatch):
     form, reason = mutants.FORMS[bug]
-    monkeypatch.setattr("gnomon.release.door.noised", form)
+    monkeypatch.setattr("gnomon.release.door.add_noise", form)
     assert reason in " ".join(of_noise(family, 2**18))
 
 
@@ -181,7 +181,7 @@ def test_the_grid_is_read_through_any_divisor_and_bound(bound, divisor, multipli
     )  # fmt: skip
     assert [str(one) for one in check_noise_distribution(trainer, 2**18) if not one.ok] == []
     for form, reason in mutants.FORMS.values():
-        monkeypatch.setattr("gnomon.release.door.noised", form)
+        monkeypatch.setattr("gnomon.release.door.add_noise", form)
         assert reason in " ".join(
             f"{one.part} {one.what}" for one in check_noise_distribution(trainer, 2**18) if not one.ok
         )

@@ -19,11 +19,13 @@ import gnomon
 from gnomon.accounting import FullBatch
 from gnomon.audit.bounds import largest_cosine, singular_values
 from gnomon.clipping import Flat
-from gnomon.randomness import box_muller
+from gnomon.randomness.normals import box_muller
+from gnomon.randomness.ziggurat import KERNEL, tables, ziggurat
 from gnomon.release import Door, SecureNoise, SeededNoise
 from gnomon.updates import Dense, Updates
 from tests.audit import mutants
 from tests.helpers import draws_after_fork
+from tests.randomness.generators import GENERATORS, secure_source
 
 ALPHA = 1e-6
 """The significance level: the probability that a statistical test fails by chance."""
@@ -71,7 +73,7 @@ def off_lattice(z: Tensor, pairs, bits: int) -> float:
     return float((scaled - scaled.round()).abs().mean())
 
 
-def guesses(noise, pairs, bits: int, trials: int = TRIALS) -> int:
+def guesses(noise, pairs, bits: int, trials: int = TRIALS, score=off_lattice) -> int:
     """Return how often an observer who knows all other records guesses from one release whether a record took part."""
     torch.manual_seed(0)
     right = 0
@@ -82,16 +84,17 @@ def guesses(noise, pairs, bits: int, trials: int = TRIALS) -> int:
         weights = door.admit(Updates({"w": Dense(rows)}, torch.zeros(len(rows))), Flat()).weights
         released = door.release()["w"].double()
         out = released - others.double() * weights[0]
-        scores = [off_lattice(z, pairs, bits) for z in (out, out - record.double() / record.double().norm())]
+        scores = [score(z, pairs, bits) for z in (out, out - record.double() / record.double().norm())]
         right += (scores[1] < scores[0]) == bool(present)
     return right
 
 
+@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize("pairs", [blocks_of_16, halves])
 @pytest.mark.parametrize("bits", [24, 32, 53, 54])
-def test_the_lattice_attack_stays_at_chance_on_our_release(pairs, bits):
+def test_the_lattice_attack_stays_at_chance_on_our_release(pairs, bits, generator, monkeypatch):
     trials = TRIALS if (pairs, bits) == (blocks_of_16, 24) else 60
-    right = guesses(SecureNoise(), pairs, bits, trials)
+    right = guesses(secure_source(generator, monkeypatch)(), pairs, bits, trials)
     assert stats.binomtest(right, trials).pvalue > ALPHA
 
 
@@ -110,6 +113,52 @@ def test_the_lattice_attack_knows_how_our_radii_are_made():
     assert (lattice - lattice.round()).abs().max() < 0.01
 
 
+def base_layer(z: Tensor, pairs, bits: int) -> float:
+    """Return the mean distance of a ziggurat's positions from whole numbers, which is 0.25 by chance.
+
+    Values just below R come from the base layer, where `bits` bits choose a multiple of a known width.
+    """
+    edges = tables().edges
+    near = z.abs()[(z.abs() > edges[2]) & (z.abs() < edges[1])]
+    scaled = near / edges[0] * 2.0**bits
+    return float((scaled - scaled.round()).abs().mean())
+
+
+class CoarseZiggurat:
+    """A ziggurat whose positions have 18 bits."""
+
+    private = True
+
+    def normal(self, count: int) -> Tensor:
+        values, words = torch.empty(count, dtype=torch.float64), np.random.default_rng().integers
+        fill = lambda size: words(0, 2**64, size, np.uint64) & ~np.uint64((1 << 46) - (1 << 9))
+        waiting, left, own = np.empty(count, np.int64), -1, fill(count)
+        while left := KERNEL.after(0)(own, values.numpy(), waiting, left, fill(1000), *tables()[1:]):
+            pass
+        return values
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("bits", [18, 24, 32, 53])
+def test_the_layers_of_a_ziggurat_do_not_show_in_our_release(bits, generator, monkeypatch):
+    right = guesses(secure_source(generator, monkeypatch)(), None, bits, 60, score=base_layer)
+    assert stats.binomtest(right, 60).pvalue > ALPHA
+
+
+def test_the_layers_of_a_coarse_ziggurat_show(monkeypatch):
+    # control: the same door with 18-bit positions
+    secure_source("ziggurat", monkeypatch)  # compiles
+    assert guesses(CoarseZiggurat(), None, 18, 60, score=base_layer) >= 55
+
+
+def test_the_layer_attack_knows_how_our_positions_are_made():
+    # control: before any rounding, small positions of the ziggurat are visible as whole multiples of a width
+    words, values = np.random.default_rng(3).integers(0, 2**20, 1000).astype(np.uint64) << np.uint64(11), np.empty(1000)
+    assert ziggurat(words, values, np.empty(1000, np.int64), -1, words[:0], *tables()[1:]) == 0
+    scaled = values / tables().edges[0] * 2.0**53
+    assert np.abs(scaled - scaled.round()).max() < 1e-6
+
+
 # -- tails ---------------------------------------------------------------------------------------------
 
 FAR = 5.77
@@ -120,7 +169,7 @@ def test_tails_beyond_the_end_of_float32_have_the_right_rate():
     # The radius word decides how far out a pair can lie. Words whose upper 24 bits are equal are those below 2^-23
     # of the range, and fresh words shifted by 23 are an exact sample of them: 2^23 times as many tails as usual.
     pairs, shift = 400_000, 23
-    words = SecureNoise()._words(2 * pairs)
+    words = torch.from_numpy(np.random.default_rng(2).integers(-(2**63), 2**63, 2 * pairs))
     words[:pairs] >>= shift
     z = box_muller(words)
     expected = 2 * stats.norm.sf(FAR) * 2.0**shift
@@ -157,8 +206,9 @@ def tail_probabilities(noise, draws: int) -> dict[float, float]:
     }
 
 
-def test_released_noise_has_its_tails_up_to_five_deviations():
-    found = tail_probabilities(SecureNoise(), FIVE)
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_released_noise_has_its_tails_up_to_five_deviations(generator, monkeypatch):
+    found = tail_probabilities(secure_source(generator, monkeypatch)(), FIVE)
     assert min(found.values()) > ALPHA / len(TAILS), found
 
 
@@ -270,9 +320,10 @@ def test_a_fork_draws_other_noise_even_under_the_same_process_number(monkeypatch
 def test_the_state_of_the_noise_cannot_be_stored():
     noise = SecureNoise()
     noise.normal(2)
-    for store in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError):
-            store(noise)
+    stored = pickle.dumps(noise)
+    assert stored == pickle.dumps(SecureNoise())  # nothing but the class
+    drawn = [source.normal(64) for source in (noise, copy.copy(noise), copy.deepcopy(noise), pickle.loads(stored))]
+    assert len(torch.cat(drawn).unique()) == 4 * 64
 
 
 def test_fresh_processes_draw_other_noise():

@@ -6,6 +6,7 @@ stateless, and the weight of a sample depends on that sample alone.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -72,13 +73,27 @@ def total(norms: Tensor) -> Tensor:
     >>> total(torch.tensor([[3e200, 4e200]], dtype=torch.float64))
     tensor([[5.0000e+200]], dtype=torch.float64)
     """
+    if norms.shape[1] == 1:
+        return norms
     largest = norms.amax(1, keepdim=True) if norms.shape[1] else norms.new_zeros(len(norms), 1)
-    scale = torch.where((largest > 0) & torch.isfinite(largest), largest, 1.0)
-    return (norms / scale).square().sum(1, keepdim=True).sqrt() * scale
+    limits = torch.finfo(norms.dtype)
+    scale = largest.clamp(limits.tiny, limits.max)  # finite and not zero, also where the largest norm is neither
+    return (norms / scale).square_().sum(1, keepdim=True).sqrt_().mul_(scale)
+
+
+def surely_finite(values: Tensor) -> bool:
+    """Return True only if no value is NaN or infinite; False if one is, or if finding out would take long.
+
+    >>> surely_finite(torch.ones(2)), surely_finite(torch.tensor([1.0, torch.nan]))
+    (True, False)
+    """
+    return values.is_cpu and math.isfinite(float(values.sum()))
 
 
 def zero_non_finite(weights: Tensor, norms: Tensor) -> Tensor:
     """Return the weights with exactly zero for samples that have a non-finite norm, and in place of NaN or infinity."""
+    if len(weights) == len(norms) and surely_finite(weights) and surely_finite(norms):
+        return weights
     usable = torch.isfinite(norms).all(1, keepdim=True) & torch.isfinite(weights)
     return torch.where(usable, weights, 0.0)
 

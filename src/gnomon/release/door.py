@@ -3,7 +3,7 @@
 Everything that reaches the door is private, and everything that it releases may be published. It trusts no value that
 an earlier stage computed: it measures norms itself and enforces the clip bound again. `Door` states the guarantees;
 the functions below it are the four parts of the mechanism in the order in which they run: `lengths` measures, `bounded`
-enforces the bound, `Updates.weighted_sum` adds up, `noised` adds noise.
+enforces the bound, `Updates.weighted_sum` adds up, `add_noise` adds noise and divides.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon import validate
 from gnomon.clipping import ClipRule
-from gnomon.clipping.rules import total
+from gnomon.clipping.rules import surely_finite, total
 from gnomon.errors import SettingError, StateError
-from gnomon.randomness import NoiseSource
+from gnomon.randomness import CHUNK, NoiseSource
+from gnomon.randomness.compiled import Kernel
 from gnomon.updates import Updates
-
-CHUNK = 2**16
-"""The number of values that get noise at a time, so that working in float64 needs little memory."""
 
 SMALLEST_DEVIATION = 1e-25
 """The smallest allowed standard deviation of the noise; below it, float32 would lose part of the noise to underflow."""
@@ -147,7 +147,7 @@ class Door:
         if not self._open:
             raise StateError("a batch cannot be admitted after the release: open a new Door for the next step")
         admitted = admission(updates, rule, self.max_grad_norm)
-        if counts is not None:
+        if counts is not None and not bool(counts.all()):
             admitted = admitted._replace(weights=torch.where(counts[:, None], admitted.weights, 0.0))
         weights = admitted.weights
         if len(updates):
@@ -176,9 +176,11 @@ class Door:
             exact = self._sum.pop(name) if name in self._sum else torch.zeros_like(like)
             flat = exact.contiguous().view(-1)
             if self._deviation > 0:
-                for part in flat.split(CHUNK):
-                    part.copy_(noised(part, self._deviation, self.noise))
-            released[name] = flat.div_(self.expected_batch_size).view(like.shape).to(like.dtype)
+                for part in flat.split(CHUNK):  # so that working in float64 stays in the processor's cache
+                    add_noise(part, self._deviation, self.noise, self.expected_batch_size)
+            else:
+                flat.div_(self.expected_batch_size)
+            released[name] = flat.view(like.shape).to(like.dtype)
         return released
 
 
@@ -205,7 +207,8 @@ def lengths(updates: Updates) -> Tensor:
     ordinary samples the allowance is below 1e-5 of the norm.
     """
     rounding = SUM_ROUNDINGS * torch.finfo(updates.losses.dtype).eps
-    return torch.hypot(updates.norms_by_parameter(), rounding * updates.ceilings_by_parameter())
+    norms, ceilings = updates.norms_and_ceilings()
+    return torch.hypot(norms, rounding * ceilings)
 
 
 def bounded(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
@@ -220,24 +223,64 @@ def bounded(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
             [0.0000]], dtype=torch.float64)
     """
     weights = weights.to(torch.float64)
+    if weights.dim() == 2 and len(weights) == len(norms) and surely_finite(weights) and surely_finite(norms):
+        length = total(weights.abs() * norms)
+        return torch.where(length > bound, weights * (bound / length), weights)
     usable = torch.isfinite(norms).all(1, keepdim=True) & torch.isfinite(weights).all(1, keepdim=True)
     weights = torch.where(usable, weights, 0.0)
     length = total(weights.abs() * torch.where(usable, norms, 0.0))
     return torch.where(length > bound, weights * (bound / length), weights)
 
 
-def noised(values: Tensor, deviation: float, noise: NoiseSource) -> Tensor:
-    """Return the values plus normal noise, added in float64 and rounded to a grid before any cast.
+def add_noise(values: Tensor, deviation: float, noise: NoiseSource, divisor: float) -> None:
+    """Replace the values by (values + noise) / divisor, added in float64 and rounded to a grid before any cast.
 
     The spacing of the grid depends on the deviation alone, so the low-order bits of a release carry nothing about the
-    data.
+    data. The order of the roundings is that of `noise_loop` in all cases.
 
     >>> from gnomon.release import SeededNoise
-    >>> noised(torch.zeros(2), 1.0, SeededNoise(0)).dtype
-    torch.float64
+    >>> values = torch.zeros(2)
+    >>> add_noise(values, 1.0, SeededNoise(0), 10.0)
+    >>> bool((values != 0).all())
+    True
     """
-    exact = noise.normal(values.numel()).to(values.device).mul_(deviation).add_(values)
+    drawn = noise.normal(values.numel())
     # float64 has 52 bits of mantissa: adding and subtracting 1.5 * 2^52 grid spacings rounds to a multiple of one
     grid = 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
     shift = 1.5 * 2.0**52 * grid
-    return exact.add_(shift).sub_(shift)
+    on_cpu = values.device.type == drawn.device.type == "cpu"
+    if on_cpu and (values.dtype, drawn.dtype, drawn.shape) == (torch.float32, torch.float64, values.shape):
+        compiled = KERNEL.after(values.numel())
+        if compiled is not None:
+            compiled(drawn.contiguous().numpy(), values.numpy(), deviation, shift, divisor)
+            return
+    if values.is_cuda:  # not tested: the tests run without a GPU
+        drawn = drawn.pin_memory()  # torch keeps pinned memory until a copy that does not block has read it
+    drawn = drawn.to(values.device, non_blocking=values.is_cuda)
+    values.copy_(drawn.mul_(deviation).add_(values).add_(shift).sub_(shift)).div_(divisor)
+
+
+def noise_loop(
+    drawn: NDArray[np.float64], values: NDArray[np.float32], deviation: float, shift: float, divisor: float
+) -> None:
+    """Add the noise in one pass over the values. Compiled, it takes a sixth of the time of six passes in torch."""
+    narrow = np.float32(divisor)
+    for j in range(len(values)):
+        exact = drawn[j] * deviation + np.float64(values[j])
+        values[j] = np.float32((exact + shift) - shift) / narrow
+
+
+def _agrees(compiled: Callable[..., None]) -> bool:
+    """Return whether the compiled loop is identical to the bit, also in the bits that rounding to the grid hides."""
+    drawn = np.random.default_rng(0).standard_normal(512)
+    values = np.random.default_rng(1).standard_normal(512).astype(np.float32)
+    results = []
+    for run in (compiled, noise_loop):
+        for shift in (0.0, 1.5 * 2.0**32):
+            results.append(values.copy())
+            run(drawn, results[-1], 1.3, shift, 333.3)
+    return all(np.array_equal(one, other) for one, other in zip(results[:2], results[2:], strict=True))
+
+
+KERNEL = Kernel(noise_loop, "void(float64[::1], float32[::1], float64, float64, float64)", _agrees)
+"""The compiled form of `noise_loop`."""
