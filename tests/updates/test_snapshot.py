@@ -780,3 +780,106 @@ def test_everything_is_put_back_after_a_look_at_the_model():
     assert not model.layer.training
     assert model.training
     assert model.out.weight.any()
+
+
+# -- large tables --------------------------------------------------------------------------------
+
+
+def tables(*sizes: int) -> nn.Module:
+    module = nn.Module()
+    for number, size in enumerate(sizes):
+        module.register_parameter(f"table{number}", nn.Parameter(torch.zeros(size), requires_grad=False))
+    return module
+
+
+def test_of_large_tables_a_part_is_read_at_a_time_and_every_place_has_its_turn(monkeypatch):
+    monkeypatch.setattr(snapshot, "EVERY", 0)
+    monkeypatch.setattr(snapshot, "RARELY", 1.0)
+    monkeypatch.setattr(snapshot, "PART", 2 * LARGE)
+    read = []
+    sums = state_values.checksum
+    monkeypatch.setattr(
+        state_values, "checksum", lambda value, span=state_values.ALL: read.append((value, span)) or sums(value, span)
+    )
+    module = tables(3 * LARGE, 2 * LARGE, 3 * LARGE + 7)
+    note = Snapshot({"": module})
+    note.note()
+    assert note.changed() is None
+    seen = {id(table): torch.zeros(len(table)) for table in module.parameters()}
+    for _ in range(200):
+        read.clear()
+        note.note()
+        assert sum(len(range(len(value))[span]) for value, span in read) == 2 * LARGE
+        for value, span in read:
+            seen[id(value)][span] += 1
+        assert note.changed() is None
+    counts = torch.cat(list(seen.values()))
+    assert 10 < counts.min() <= counts.max() < 100, "a quarter of 200 times"
+
+
+def test_a_write_behind_torch_s_back_is_seen_where_the_part_that_is_read_contains_it(monkeypatch):
+    monkeypatch.setattr(snapshot, "EVERY", 0)
+    monkeypatch.setattr(snapshot, "RARELY", 1.0)
+    monkeypatch.setattr(snapshot, "PART", 2 * LARGE)
+    module = tables(4 * LARGE, 4 * LARGE)
+    note, found = Snapshot({"": module}), []
+    note.note()
+    for place in range(0, 4 * LARGE, 2**9):
+        note.note()
+        module.table1.data[place] += 1
+        found.append(note.changed())
+    assert set(found) == {None, "table1"}
+    assert 5 < found.count("table1") < 70, "a quarter of 129 times"
+    note.note(contents=True)
+    module.table1.data[17] += 1
+    assert note.changed() == "table1", "the first and the last step read everything"
+    assert note.verify_contents() == "table1", "and so does a checkpoint"
+
+
+def test_a_large_frozen_table_is_read_rarely_and_never_whole(monkeypatch):
+    module, read = tables(20 * 2**20), []
+    note = Snapshot({"": module})
+    note.note()
+    assert note.changed() is None
+    sums = state_values.checksum
+    monkeypatch.setattr(
+        state_values, "checksum", lambda value, span=state_values.ALL: read.append(span) or sums(value, span)
+    )
+    for _ in range(400):
+        note.note()
+        assert note.changed() is None
+    assert 10 < len(read) / 2 < 100, "a tenth of 400 times; a part that goes past the end counts twice"
+    assert all(span.stop - span.start <= snapshot.PART for span in read)
+
+
+def test_what_is_put_in_between_steps_is_followed_from_then_on():
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.number = {"a": [0.0]}, 1.0
+
+    class Own:
+        def __call__(self, outputs, targets):
+            return outputs.sum(1)
+
+    def counting(self, outputs, targets, seen=[]):  # noqa: B006
+        seen.append(1)
+        return outputs.sum(1)
+
+    model, loss = Held(), Own()
+    note = Snapshot({"": model, "loss": loss})
+    for change, write, name in (
+        (lambda: setattr(model, "number", 2.0), lambda: setattr(model, "number", 3.0), "number"),
+        (lambda: model.kept.update(b=[1.0]), lambda: model.kept["b"].append(2.0), "kept"),
+        (lambda: setattr(model, "layer", nn.Linear(2, 2)), lambda: model.layer.bias.data.add_(1), "layer.bias"),
+        (lambda: setattr(model.layer.bias, "mark", [0]), lambda: model.layer.bias.mark.append(1), "layer.bias.mark"),
+        (lambda: setattr(Own, "__call__", counting), lambda: loss(torch.zeros(1, 1), None), "loss.seen"),
+    ):
+        note.note()
+        assert note.changed() is None
+        change()
+        note.note()
+        assert note.changed() is None
+        write()
+        assert (note.changed() or "").startswith(name)
+        note.restore()

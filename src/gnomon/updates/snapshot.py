@@ -34,13 +34,30 @@ from gnomon.updates.state_kinds import (
     is_library,
     kind_of,
 )
-from gnomon.updates.state_values import ATOMS, ContainerState, State, TensorState, names_below
+from gnomon.updates.state_values import (
+    ATOMS,
+    WHOLE,
+    ContainerState,
+    Spans,
+    State,
+    TensorState,
+    is_large,
+    names_below,
+    size_of,
+)
 
 EVERY = 2**21
-"""Large tensors with at most this many numbers in total are read every time; beyond it, at random times."""
+"""Large tensors with at most this many numbers in total are read every time; with more, a part is read at random times.
+"""
+
+PART = 2**21
+"""The number of numbers that are read at a random time, so that a large frozen table costs little even then."""
 
 RARELY = 1 / 16
-"""The lowest probability with which large tensors are read, however many numbers they have."""
+"""The lowest probability with which a part is read, however many numbers large tensors have."""
+
+ALIGNED = 2**9
+"""A random part of a large tensor begins at a multiple of this many numbers, so that it can be read as it is."""
 
 DEPTH = 8
 """The number of attributes and items below a module, or below the loss, that are followed."""
@@ -59,9 +76,12 @@ class Snapshot:
     be written at all.
 
     Small tensors are compared by value. Large ones are compared by identity, address and torch's count of writes. Their
-    contents are compared by a checksum, which is computed the first time, when `note(contents=True)` asks for it, and
-    at times that nobody can predict: every time while large tensors have at most `EVERY` numbers in total; with more,
-    less often, but with a probability of at least `RARELY`.
+    contents are compared by a checksum:
+
+    - all contents the first time and when `note(contents=True)` asks for it, and every time while large tensors have at
+      most `EVERY` numbers in total;
+    - with N > `EVERY` numbers, otherwise with the probability max(`RARELY`, `EVERY` / N), and then `PART` successive
+      ones of the N, beginning at a random place. Nobody can predict when and where.
 
     Args:
         roots: the objects by name; the name of the model is the empty string.
@@ -90,6 +110,7 @@ class Snapshot:
         """Whether a state was noted that has since been neither found unchanged nor restored."""
         self._states: list[tuple[Any, State]] = []
         self._large: list[TensorState] = []
+        self._code: list[tuple[type, list[types.FunctionType]]] = []
 
     def note(self, contents: bool | None = None) -> None:
         """Record the present state.
@@ -98,12 +119,26 @@ class Snapshot:
             contents: whether to read the contents of large tensors (default: at unpredictable times).
         """
         if contents is None:
-            contents = not self._states or _secret.random() < self._probability()
+            window = _Window.drawn(sum(state.size for state in self._large)) if self._states else _Window.whole()
+        else:
+            window = _Window.whole() if contents else _Window.nothing()
+        self.pending = True
+        if self._states and self._refreshed(window):
+            return
         previous = {id(state.value): state for state in self._large}
-        walk = _Walk(contents, self._copies, previous, self._known)
+        walk = _Walk(window, self._copies, previous, self._known)
         for name, root in self.roots.items():
             walk.start(root, name, follow_globals=bool(name))
-        self._states, self._large, self.pending = walk.states, walk.large, True
+        self._states, self._large, self._code = walk.states, walk.large, walk.code
+
+    def _refreshed(self, window: _Window) -> bool:
+        """Record the present contents of tensors in the states of the last walk; False if a new walk is due."""
+        if any(_functions(cls) != functions for cls, functions in self._code):
+            return False
+        if not all(state.refresh(window.next_spans) for _, state in self._states):
+            window.rewind()
+            return False
+        return True
 
     def later(self) -> Snapshot:
         """Return a snapshot of the same objects as they are now, after they saw records.
@@ -146,9 +181,6 @@ class Snapshot:
             state.restore()
         self.pending = False
 
-    def _probability(self) -> float:
-        return max(RARELY, EVERY / max(1, sum(state.size for state in self._large)))
-
 
 @contextmanager
 def untouched(model: nn.Module, parameters: bool = False, loss: Any = None) -> Iterator[Snapshot]:
@@ -180,15 +212,69 @@ def untouched(model: nn.Module, parameters: bool = False, loss: Any = None) -> I
             module.training = mode
 
 
+class _Window:
+    """Which of the numbers of all large tensors, laid end to end, are read.
+
+    Args:
+        start: the first number.
+        length: how many; those beyond the last one are taken from the beginning.
+        total: the number of all numbers; None to read whatever there is.
+    """
+
+    def __init__(self, start: int, length: int, total: int | None) -> None:
+        self._start, self._length, self._total, self._position = start, length, total, 0
+        self.complete = total is None or length >= total
+        self.empty = total is not None and not length
+
+    @classmethod
+    def whole(cls) -> _Window:
+        return cls(0, 0, None)
+
+    @classmethod
+    def nothing(cls) -> _Window:
+        return cls(0, 0, 1)
+
+    @classmethod
+    def drawn(cls, total: int) -> _Window:
+        """Draw a window for tensors with this many numbers in total."""
+        if total <= EVERY:
+            return cls.whole()
+        if _secret.random() >= max(RARELY, EVERY / total):
+            return cls.nothing()
+        return cls(_secret.randrange(total) // ALIGNED * ALIGNED, PART, total)
+
+    def next_spans(self, size: int) -> Spans:
+        """Return the parts of the next large tensor that are read."""
+        if self.complete or self.empty:
+            return WHOLE if self.complete else ()
+        first, self._position = self._position, self._position + size
+        total = self._total or 0
+        starts = (self._start - first - total, self._start - first)  # the former for what begins anew
+        cuts = ((max(start, 0), min(start + self._length, size)) for start in starts)
+        return tuple(slice(low, high) for low, high in cuts if low < high)
+
+    def rewind(self) -> None:
+        """Begin with the first large tensor again."""
+        self._position = 0
+
+
+def _functions(cls: type) -> list[types.FunctionType]:
+    """Return the methods of a class and of its bases outside the libraries."""
+    bases = (vars(base).values() for base in cls.__mro__ if not is_library(base))
+    return [function for found in bases for function in found if isinstance(function, types.FunctionType)]
+
+
 class _Walk:
     """One walk from the roots to all state that is followed."""
 
     def __init__(
-        self, contents: bool, copies: bool, previous: Mapping[int, TensorState], known: frozenset[str] | None
+        self, window: _Window, copies: bool, previous: Mapping[int, TensorState], known: frozenset[str] | None
     ) -> None:
         self.states: list[tuple[Any, State]] = []
         self.large: list[TensorState] = []
-        self._contents, self._copies, self._previous, self._known = contents, copies, previous, known
+        self.code: list[tuple[type, list[types.FunctionType]]] = []
+        self._window, self._copies, self._previous, self._known = window, copies, previous, known
+        self._contents = not window.empty
         self._seen: set[int] = set()
         self._follow_globals = False
 
@@ -220,12 +306,9 @@ class _Walk:
 
     def _tensor(self, value: Any, path: str, depth: int, buffer: bool) -> TensorState:
         self._seen.add(id(value))
+        spans = self._window.next_spans(size_of(value)) if is_large(value) else ()
         state = TensorState(
-            value,
-            path,
-            contents=self._contents,
-            copy=self._copies or buffer,
-            previous=self._previous.get(id(value)),
+            value, path, spans=spans, copy=self._copies or buffer, previous=self._previous.get(id(value))
         )
         if state.is_large:
             self.large.append(state)
@@ -271,9 +354,8 @@ class _Walk:
         if not self._follow_globals or id(cls) in self._seen or is_library(cls) or is_library(cls, "gnomon"):
             return
         self._seen.add(id(cls))
-        for base in cls.__mro__:
-            for function in vars(base).values() if not is_library(base) else ():
-                if isinstance(function, types.FunctionType):
-                    state = self._follow(function, path, 1)
-                    if state is not None:
-                        self.states.append((function, state))
+        self.code.append((cls, _functions(cls)))
+        for function in self.code[-1][1]:
+            state = self._follow(function, path, 1)
+            if state is not None:
+                self.states.append((function, state))

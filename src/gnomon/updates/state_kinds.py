@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class Kind(NamedTuple):
     """(container, parts by key) restores the parts."""
     label: Callable[[str, Any], str]
     """(path of the container, key) -> path of the part."""
+    parts: Callable[[Any], dict[Any, Any] | None] = lambda value: None
+    """(container) -> the dictionary whose items are all its parts, or None if there is none."""
 
     @property
     def has_names(self) -> bool:
@@ -98,6 +100,10 @@ def _read_dict(value: Any, complete: bool) -> tuple[list[Any], list[Any]]:
     return keys, [value[key] for key in keys]
 
 
+def _itself(value: Any) -> dict[Any, Any]:
+    return cast(dict[Any, Any], value)
+
+
 def _write_dict(value: Any, parts: dict[Any, Any]) -> None:
     value.clear()
     value.update(parts)
@@ -125,6 +131,12 @@ def _read_object(value: Any, complete: bool) -> tuple[list[Any], list[Any]]:
         with suppress(AttributeError):
             parts[name] = slot.__get__(value)
     return list(parts), list(parts.values())
+
+
+def _attributes(value: Any) -> dict[Any, Any] | None:
+    """Return the attributes of an object without slots."""
+    cls: Any = type(value)
+    return None if _slots(cls) else getattr(value, "__dict__", None)
 
 
 def _write_object(value: Any, parts: dict[Any, Any]) -> None:
@@ -212,13 +224,13 @@ def _write_nothing(value: Any, parts: dict[Any, Any]) -> None:
 
 
 SEQUENCE = Kind(_read_sequence, _write_sequence, item_name)
-DICT = Kind(_read_dict, _write_dict, item_name)
+DICT = Kind(_read_dict, _write_dict, item_name, _itself)
 SET = Kind(_read_set, _write_set, item_name)
 OBJECT_ARRAY = Kind(_read_object_array, _write_object_array, item_name)
-OBJECT = Kind(_read_object, _write_object, attribute_name)
-MODULE = Kind(_read_object, _write_object, attribute_name)
+OBJECT = Kind(_read_object, _write_object, attribute_name, _attributes)
+MODULE = Kind(_read_object, _write_object, attribute_name, _attributes)
 SCRIPT = Kind(_read_script, _write_nothing, attribute_name)
-NAMESPACE = Kind(_read_dict, _write_dict, attribute_name)
+NAMESPACE = Kind(_read_dict, _write_dict, attribute_name, _itself)
 FUNCTION = Kind(_read_function, _write_function, attribute_name)
 LOSS_FUNCTION = Kind(_read_function_and_globals, _write_function, attribute_name)
 PARTIAL = Kind(_read_partial, _write_nothing, attribute_name)

@@ -11,7 +11,7 @@ import array
 import collections
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from operator import is_
 from typing import Any, TypeAlias
@@ -35,6 +35,17 @@ ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtyp
 CONTAINERS = (list, tuple, collections.deque, dict, set, frozenset, bytearray, array.array)
 """Types whose length is compared."""
 
+ALL = slice(None)
+WHOLE = (ALL,)
+"""The spans of a tensor whose contents are read completely."""
+
+Sums: TypeAlias = tuple[int, int, bytes]
+"""A checksum."""
+Spans: TypeAlias = tuple[slice, ...]
+"""Parts of the numbers of a large tensor or array, in memory order."""
+SpansOf: TypeAlias = Callable[[int], Spans]
+"""(size) -> the parts that are read of the next large tensor or array, which has this many numbers."""
+
 _CHUNK = 64
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,31 +59,52 @@ class TensorState:
     Args:
         value: the tensor or array.
         path: its name.
-        contents: whether to read the contents of a large value.
+        spans: the parts of a large value whose contents are read.
         copy: whether to copy a large value, so that it can be restored.
         previous: an earlier state of the same value, whose copy and checksum are reused if nothing was written.
     """
 
-    __slots__ = ("address", "attributes", "contents_read", "copied", "path", "size", "sums", "value", "version")
+    __slots__ = (
+        "address", "attributes", "copied", "copy", "path", "size", "spans", "sums", "sums_of_spans", "value", "version",
+    )  # fmt: skip
 
-    def __init__(self, value: Any, path: str, *, contents: bool, copy: bool, previous: TensorState | None) -> None:
-        self.value, self.path = value, path
+    def __init__(self, value: Any, path: str, *, spans: Spans, copy: bool, previous: TensorState | None) -> None:
+        self.value, self.path, self.copy = value, path, copy
         self.attributes: State | None = None
-        self.copied: Any = None
-        self.sums: tuple[int, int, bytes] | None = None
-        self.contents_read = False
-        self.version, self.address, self.size = _version(value), _address(value), _size(value)
-        if self.address is None:  # the contents of a sparse, nested or wrapped tensor cannot be read
-            return
-        if self.size <= SMALL:
-            self.copied = _copy(value)
+        self.size = size_of(value)
+        self._note(spans, previous)
+
+    def _note(self, spans: Spans, previous: TensorState | None) -> None:
+        """Record the present contents."""
+        value, address = self.value, _address(self.value)
+        self.spans: Spans = ()
+        self.sums_of_spans: tuple[Sums, ...] = ()
+        if address is None or self.size <= SMALL:  # a sparse, nested or wrapped tensor cannot be read
+            self.version, self.address = _version(value), address
+            self.sums: Sums | None = None
+            """The checksum of the whole contents; None if they were not read since torch last counted a write."""
+            self.copied: Any = None if address is None else _copy(value)
             return
         same = previous if previous is not None and not previous.written(value) else None
-        self.contents_read = contents
-        self.sums = checksum(value) if contents else same.sums if same is not None else None
-        if copy:
-            usable = same is not None and same.copied is not None and (not contents or same.sums == self.sums)
-            self.copied = same.copied if usable and same is not None else _copy(value)
+        sums, copied = (None, None) if same is None else (same.sums, same.copied)
+        self.version, self.address = _version(value), address
+        self.spans, self.sums_of_spans = spans, checksums(value, spans)
+        self.sums = self.sums_of_spans[0] if spans == WHOLE else sums
+        usable = copied is not None and (spans != WHOLE or sums == self.sums)
+        self.copied = None if not self.copy else copied if usable else _copy(value)
+
+    def refresh(self, spans_of: SpansOf) -> bool:
+        """Record the present contents of the same value; return False if more than its contents has changed."""
+        value = self.value
+        if self.attributes is not None:
+            if not self.attributes.refresh(spans_of):
+                return False
+        elif isinstance(value, Tensor) and vars(value):
+            return False
+        if size_of(value) != self.size or (self.address is None) is not (_address(value) is None):
+            return False
+        self._note(spans_of(self.size) if self.is_large else (), self)
+        return True
 
     @property
     def is_large(self) -> bool:
@@ -103,7 +135,7 @@ class TensorState:
             return not _same_bits(self.copied, current)
         if written:
             return current is self.value or self.written(self.value) or not _same_bits(self.value, current)
-        return self.contents_read and self.sums != checksum(current)
+        return bool(self.spans) and self.sums_of_spans != checksums(current, self.spans)
 
     def restore(self) -> None:
         """Restore the attributes, and the contents if they were copied."""
@@ -123,25 +155,32 @@ class TensorState:
                 self.value[...] = self.copied
 
 
-def checksum(value: Any) -> tuple[int, int, bytes]:
-    """Return a checksum of a large tensor or array, computed in one pass at the speed of memory.
+def checksums(value: Any, spans: Spans) -> tuple[Sums, ...]:
+    """Return a checksum of each of these parts of a large tensor or array."""
+    return (checksum(value),) if spans == WHOLE else tuple(checksum(value, span) for span in spans)
+
+
+def checksum(value: Any, span: slice = ALL) -> Sums:
+    """Return a checksum of a large tensor or array, or of a part of its numbers, at the speed of memory.
 
     Words of 64 bits are added in chunks, and the chunks are added a second time with their positions as weights. Any
     single change is detected, and so is a change of order across chunks.
     """
-    flat = _bytes(value)
+    flat = _bytes(value, span)
     complete = flat.numel() // (8 * _CHUNK) * (8 * _CHUNK)
     chunks = flat[:complete].view(torch.int64).view(-1, _CHUNK).sum(1)
     weighted = chunks * torch.arange(1, len(chunks) + 1, device=chunks.device)
-    return int(chunks.sum()), int(weighted.sum()), bytes(flat[complete:].tolist())
+    rest = flat[complete:].tolist() if complete < flat.numel() else ()
+    return int(chunks.sum()), int(weighted.sum()), bytes(rest)
 
 
-def _bytes(value: Any) -> Tensor:
+def _bytes(value: Any, span: slice) -> Tensor:
     if not isinstance(value, Tensor):
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        flat = np.ascontiguousarray(value).reshape(-1)[span].view(np.uint8)
         flat = flat if flat.flags.writeable else flat.copy()  # torch warns about arrays that are not writable
         return torch.from_numpy(flat)
     bits = _bits(value).contiguous().view(-1)
+    bits = bits if span is ALL else bits[span]
     if bits.storage_offset() * bits.element_size() % 8:
         bits = bits.clone()
     return bits.view(torch.uint8)
@@ -164,8 +203,14 @@ def _address(value: Any) -> int | None:
         return None
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
+    """Return how many numbers a tensor or array has."""
     return int(value.numel()) if isinstance(value, Tensor) else int(value.size)
+
+
+def is_large(value: Any) -> bool:
+    """Return whether the contents of a tensor or array are compared by a checksum, and not every time."""
+    return size_of(value) > SMALL and _address(value) is not None
 
 
 def _copy(value: Any) -> Any:
@@ -209,25 +254,32 @@ class ContainerState:
     """
 
     __slots__ = (
-        "attributes", "children", "complete", "keys", "kind", "known", "owner", "path", "size", "value", "values",
+        "attributes", "children", "cls", "complete", "counted", "keys", "kind", "known", "owner", "parts", "path",
+        "size", "value", "values",
     )  # fmt: skip
 
     def __init__(
         self, value: Any, path: str, kind: Kind, owner: Any, complete: bool, known: frozenset[str] | None
     ) -> None:
         self.value, self.path, self.kind, self.owner, self.known = value, path, kind, owner, known
-        self.size = len(value) if isinstance(value, CONTAINERS) else 0
+        self.cls = type(value)
+        sized = isinstance(value, CONTAINERS)
+        self.size, self.counted = len(value) if sized else 0, sized and not kind.has_names
         self.complete = complete or self.size <= LONG
         self.keys, self.values = kind.read(value, self.complete)
+        self.parts: dict[Any, Any] | None = kind.parts(value) if self.complete else None
+        """The dictionary from which the parts were read, if they are its items."""
         self.children: list[tuple[int, State]] = []
         """The states of the parts that are followed, with their positions among the values."""
         self.attributes: State | None = None
 
     def difference(self, current: Any) -> str | None:
         """Return the name of what differs now; None if nothing does."""
+        if current is self.value and self._has_same_parts():
+            return self._difference_below(current, self.values)
         if current is not self.value and type(current) is not type(self.value):
             return self.path
-        if isinstance(current, CONTAINERS) and len(current) != self.size and not self.kind.has_names:
+        if self.counted and len(current) != self.size:
             return self.path
         keys, values = self.kind.read(current, self.complete)
         if not _equal_keys(keys, self.keys):
@@ -242,10 +294,39 @@ class ContainerState:
                     key = self.keys[position] if self.keys else position
                     if not (self.kind is MODULE and key in HOOKS):
                         return self.name_of(key)
+        return self._difference_below(current, values)
+
+    def _has_same_parts(self) -> bool:
+        """Return True only if the parts are the same objects in the same order, as far as that is cheap to tell."""
+        parts = self.parts
+        if parts is None or parts is not self.kind.parts(self.value) or len(parts) != len(self.keys):
+            return False
+        return all(map(is_, parts.values(), self.values)) and all(map(is_, parts, self.keys))
+
+    def _difference_below(self, current: Any, values: list[Any]) -> str | None:
         for position, child in self.children:
             if (path := child.difference(values[position])) is not None:
                 return path
         return self.attributes.difference(vars(current)) if self.attributes is not None else None
+
+    def refresh(self, spans_of: SpansOf) -> bool:
+        """Record the present contents of tensors below; return False if anything but such contents has changed.
+
+        Parts must be the same objects in the same order, so that a new walk would find the same states.
+        """
+        value = self.value
+        if type(value) is not self.cls or self.size > LONG:
+            return False
+        if not self._has_same_parts():
+            keys, values = self.kind.read(value, self.complete)
+            if len(keys) != len(self.keys) or len(values) != len(self.values) or not all(map(is_, values, self.values)):
+                return False
+            if not (_equal_keys(keys, self.keys) if self.kind.has_names else all(map(is_, keys, self.keys))):
+                return False
+        for _, child in self.children:
+            if not child.refresh(spans_of):
+                return False
+        return self.attributes is None or self.attributes.refresh(spans_of)
 
     def _different_key(self, current: Mapping[Any, Any]) -> str:
         """Return the name of a part that was added or removed, preferably one that may be shown."""
