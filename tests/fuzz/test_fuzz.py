@@ -10,7 +10,7 @@ import torch
 from gnomon.clipping import RULES
 from gnomon.methods import METHODS
 from gnomon.release import door
-from gnomon.updates import backward
+from gnomon.updates import assembly
 from gnomon.updates.leaves import factored
 from tests.fuzz.__main__ import main
 from tests.fuzz.cases import case
@@ -79,8 +79,8 @@ def test_norms_that_are_not_those_of_the_updates_are_caught(monkeypatch):
 
 
 def test_samples_that_swap_their_updates_are_caught(monkeypatch):
-    plain = backward._first
-    monkeypatch.setattr(backward, "_first", lambda grads: plain(grads).flip(0))
+    plain = assembly._first
+    monkeypatch.setattr(assembly, "_first", lambda grads: plain(grads).flip(0))
     assert "not those of a loop" in caught(range(FIRST, FIRST + 2 * EACH))
 
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import SettingError
 from gnomon.updates import Layouts, gradients
+from gnomon.updates.layouts import find_layout
 
 from .zoo import loop, squares
 
@@ -497,9 +498,82 @@ def test_an_input_changed_in_place_after_use_is_refused_by_name():
     refused(model_of(forward, layer=nn.Linear(4, 3)), torch.randn(B, 4), "input of module 'layer'", RuntimeError)
 
 
-def test_random_numbers_in_a_module_without_a_rule_are_refused_by_name():
-    model = model_of(lambda s, x: F.dropout(x * s.p), p=parameter(4))
+def test_random_numbers_in_a_module_that_needs_vmap_are_refused_by_name():
+    model = model_of(lambda s, x: F.dropout(F.linear(x, s.p)), p=parameter(4, 4))
     refused(model, torch.randn(B, 4), "has the parameters p but no rule.*draws random numbers", RuntimeError)
+
+
+EXPANDED: dict[str, tuple[nn.Module, Tensor, set[str]]] = {
+    "class token and positions": (
+        model_of(
+            lambda s, x: s.head(torch.cat([s.token.expand(len(x), -1, -1), x], 1) + s.place),
+            token=parameter(1, 1, 4), place=parameter(1, 6, 4), head=nn.Linear(4, 2),
+        ),
+        torch.randn(B, 5, 4),
+        {"token", "place"},
+    ),
+    "gain over two dimensions": (model_of(lambda s, x: x.cos() * s.p, p=parameter(4)), torch.randn(B, 5, 4), {"p"}),
+    "scalar": (model_of(lambda s, x: x.cos() * s.p, p=parameter(1)), torch.randn(B, 5, 4), {"p"}),
+    "dropout after a gain": (model_of(lambda s, x: F.dropout(x * s.p, 0.0), p=parameter(4)), torch.randn(B, 4), {"p"}),
+    "positions through two layers": (
+        model_of(
+            lambda s, x: (x + s.two(s.one(s.grid).tanh())).cos(),
+            grid=nn.Parameter(torch.randn(1, 5, 3), requires_grad=False), one=nn.Linear(3, 6), two=nn.Linear(6, 4),
+        ),
+        torch.randn(B, 5, 4),
+        {"one.weight", "two.weight"},
+    ),
+    "positions without a batch dimension": (
+        model_of(lambda s, x: (x + s.places(torch.arange(5))).cos(), places=nn.Embedding(5, 4)),
+        torch.randn(B, 5, 4),
+        {"places.weight"},
+    ),
+    "relative positions of every head": (
+        model_of(
+            lambda s, x: (x @ x.mT + s.table(torch.arange(5)[:, None] - torch.arange(5) + 4).squeeze(-1)).cos(),
+            table=nn.Embedding(9, 1),
+        ),
+        torch.randn(B, 5, 4),
+        {"table.weight"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_values_without_a_batch_dimension_are_expanded_instead_of_run_under_vmap(name):
+    model, inputs, parameters = EXPANDED[name]
+    layout = find_layout(model, inputs)
+    assert not layout.uncovered
+    expanded = {f"{key[0]}.weight" for key in layout.expansions.outputs} | {
+        own for _, own in layout.expansions.parameters
+    }
+    assert expanded >= parameters - {"two.weight"}  # the second layer gets its batch from the first
+    assert right(model.to(D), inputs.to(D))
+
+
+MIXES = {
+    "mean over the batch": lambda s, x: x.cos() + s.p.mean(0),
+    "first row": lambda s, x: x.cos() + s.p[0],
+    "last row": lambda s, x: x.cos() + s.p[-1],
+    "rows in reverse": lambda s, x: x.cos() + s.p.flip(0),
+    "scaled by the number of rows": lambda s, x: x.cos() * s.p * len(s.p),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("shape", [(1, 4), (1, 1, 4)])
+def test_an_expansion_that_would_mix_samples_is_not_used(name, shape):
+    model, inputs = model_of(MIXES[name], p=parameter(*shape)), torch.randn(B, *shape[1:])
+    assert not find_layout(model, inputs).expansions
+    assert right(model.to(D), inputs.to(D))
+    copies = inputs[:1].expand(B, *inputs.shape[1:]).clone()  # copies of one sample cannot hide it
+    assert not find_layout(model, copies.to(D)).expansions
+
+
+def test_a_gradient_of_zero_proves_no_expansion_right():
+    gated = model_of(lambda s, x: x + s.gate.detach() * s.p.mean(0), p=parameter(1, 4), gate=parameter(4))
+    nn.init.zeros_(gated.gate)
+    assert not find_layout(gated, torch.randn(B, 4)).expansions
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])

@@ -110,6 +110,11 @@ def check(made: list[tuple[Leaf, Tensor]]) -> None:
     close(leaf.gram(other), flat @ flat_theirs.T)
     close(other.gram(leaf), flat_theirs @ flat.T)
     close(leaf.gram(leaf), flat @ flat.T)
+    close(leaf.self_gram(), flat @ flat.T)
+    square, products = leaf.grams(other)
+    close(square, flat @ flat.T)
+    close(products, flat_theirs @ flat.T)
+    assert torch.equal(leaf.grams()[0], square), "the first Gram matrix depends on the other leaf"
     same = min(size, len(other))
     index = torch.arange(same)
     close(leaf.select(index).inner(other.select(index)), (flat[:same] * flat_theirs[:same]).sum(1))
@@ -145,6 +150,15 @@ def test_convolutions_equal_their_dense_form(made):
     check(made)
 
 
+@few
+@given(made=grouped() | convolutions())
+def test_ceilings_from_the_factors_alone_are_those_with_norms_or_above_them(made):
+    leaf, matrix = made[0]
+    quick = leaf.factor_ceilings()
+    assert (quick >= (1 - 1e-10) * leaf.square_ceilings()).all()
+    assert (quick >= (1 - 1e-10) * matrix.flatten(1).square().sum(1)).all()
+
+
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(made=grouped() | convolutions())
 def test_nobody_has_no_norms(made):
@@ -160,8 +174,10 @@ def test_working_in_small_chunks_changes_nothing(chunk, made):
     from gnomon.updates.leaves import convolution, factored, indexed, leaf
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (convolution, factored, indexed, leaf):
+        for module in (factored, indexed, leaf):
             patch.setattr(module, "CHUNK_BYTES", chunk)
+        patch.setattr(factored, "GHOST_BYTES", chunk)
+        patch.setattr(convolution, "WINDOW_BYTES", chunk)
         check(made)
 
 

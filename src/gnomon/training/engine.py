@@ -21,6 +21,7 @@ from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Basis, StepContext
+from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.training.checks.independence import CoordinateMap, refuse_touched
 from gnomon.training.mechanism import Mechanism
@@ -54,16 +55,25 @@ class Release(NamedTuple):
     extra: Mapping[str, float]
     basis: Basis
 
+    def without_basis(self) -> Release:
+        """Return the same numbers in the basis of the coordinates themselves, which needs no memory."""
+        return self._replace(basis=AmbientBasis(self.coordinates))
+
 
 @dataclass
 class _OpenStep:
     """A logical step between its first physical batch and its release."""
 
     basis: Basis
-    door: Door
+    open_door: Callable[[], Door]
     snapshot: Snapshot
     metrics: StepMetrics
     batches: int = field(default=0)
+
+    @functools.cached_property
+    def door(self) -> Door:
+        """The door, opened after the first coordinates: a basis may work out its dimensions together with them."""
+        return self.open_door()
 
 
 def _closed_on_error(function: Function) -> Function:
@@ -163,14 +173,17 @@ class PrivateStep:
         step = self._started()
         for updates, counts in self._updates(inputs, targets):
             seen = self._as_clipped(step.basis, updates, self.noise)
-            records = counts.nonzero().squeeze(1)
-            admitted = step.door.admit(seen, self.method.clip_rule, counts).select(records)
+            admitted = step.door.admit(seen, self.method.clip_rule, counts)
+            records = None if bool(counts.all()) else counts.nonzero().squeeze(1)
+            if records is not None:  # what follows is about records, and not about padding
+                admitted = admitted.select(records)
             if self.observers and not step.batches:  # the first physical batch stands for the step
-                view = self._view(self.context(), step.basis, updates.select(records), admitted)
+                shown = updates if records is None else updates.select(records)
+                view = self._view(self.context(), step.basis, shown, admitted)
                 for observe in self.observers:
                     observe(view)
             step.batches += 1
-            step.metrics.add(updates.losses[records], admitted)
+            step.metrics.add(updates.losses if records is None else updates.losses[records], admitted)
 
     @_closed_on_error
     @exact_products()
@@ -288,7 +301,14 @@ class PrivateStep:
                 "parameters were frozen, unfrozen or replaced since this Trainer or PrivateStep was created, which "
                 "does not follow such changes: create another one"
             )
-        basis, route = self._current_basis(), self.method.route
+        metrics = StepMetrics(self.mechanism.max_grad_norm, self.method.unit)
+        basis = self._current_basis()
+        self._open = _OpenStep(basis, lambda: self._opened_door(basis), self._take_snapshot(), metrics)
+        return self._open
+
+    def _opened_door(self, basis: Basis) -> Door:
+        """Return the door of a step."""
+        route = self.method.route
         door = (self._door or Door)(
             route.release_shape(basis, {name: p.detach() for name, p in self.parameters.items()}),
             max_grad_norm=min(self.mechanism.max_grad_norm, sys.float_info.max),
@@ -299,15 +319,14 @@ class PrivateStep:
             sketch=route.sketch(basis),
         )
         self._check_rule(door)
-        metrics = StepMetrics(self.mechanism.max_grad_norm, self.method.unit)
-        self._open = _OpenStep(basis, door, self._take_snapshot(), metrics)
-        return self._open
+        return door
 
     def _current_basis(self) -> Basis:
         """Return the basis of this step, recomputed when it is due. Nothing private enters it."""
         context = self.context()
         key = self.method.subspace.key(context)
         if self._basis is None or self._basis[0] != key:
+            self._basis = None  # frees the public gradients of the last basis before those of the next are computed
             self._basis = key, self.method.subspace.basis(context)
         return self._basis[1]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gnomon.release import NoiseSource
@@ -64,7 +65,12 @@ def place(inputs: Any, targets: Any, to: int, most: int | None, order: NoiseSour
     """
     size = batch_size(inputs)
     padded = -(-size // to) * to
-    rows = shuffle(padded if most is None else max(size, min(padded, most)), order)
+    length = padded if most is None else max(size, min(padded, most))
+    rows = shuffle(length, order)
     device = tensors(inputs)[0].device
-    inputs, targets = take_rows((inputs, targets), rows % max(size, 1))
-    return Placed(inputs, targets, (rows < size).to(device))
+    if length == size:  # without padding, every row is a record
+        counts = torch.ones(size, dtype=torch.bool, device=device)
+    else:
+        counts, rows = (rows < size).to(device), rows % size
+    inputs, targets = take_rows((inputs, targets), rows)
+    return Placed(inputs, targets, counts)

@@ -418,6 +418,8 @@ class Trainer:
             )
         self.admission.refuse_exchanged(self.method, self.loss)
         self.engine.taken = self.account.steps
+        if self.released is not None:  # frees the basis of the last release, which may hold many public gradients
+            self.released = self.released.without_basis()
         try:
             for inputs, targets in physical:
                 self.engine.accumulate(inputs, targets)

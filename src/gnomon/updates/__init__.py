@@ -7,7 +7,7 @@ updates.norms(); updates.gram(other); updates.weighted_sum(w); updates.dense(); 
 
 from gnomon.losses import Loss, per_sample
 from gnomon.updates.gradients import gradients
-from gnomon.updates.layout import Layouts
+from gnomon.updates.layouts import Layouts
 from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, Zero
 from gnomon.updates.local import LocalDescent, local_sgd
 from gnomon.updates.rules import forward_rule, rule

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gnomon.errors import SettingError
 from gnomon.losses import Loss, check_per_sample, per_sample
+from gnomon.updates.assembly import Parts, add_expanded, build, summed
+from gnomon.updates.expansion import Key
 from gnomon.updates.fallback import vmapped
 from gnomon.updates.graph import make_gradients_contiguous, may_reorder, node, parameters_used
-from gnomon.updates.layout import Layout, Layouts, uncovered_parameters
-from gnomon.updates.leaves import Leaf, Zero, add
-from gnomon.updates.recorder import DriftedModel, Mark, Memo, NeedsCopies, PathChanged, Recorder, aliased
+from gnomon.updates.layout import Layout, uncovered_parameters
+from gnomon.updates.layouts import Layouts
+from gnomon.updates.leaves import Leaf, Zero
+from gnomon.updates.recorder import DriftedModel, Mark, Memo, NeedsCopies, PathChanged, Receive, Recorder, aliased
 from gnomon.updates.trees import call, differentiable, tensors
 
 UNDERFLOW, NEGLIGIBLE = 1e-30, 1e-12
@@ -51,42 +55,203 @@ def backward(
     """
     trainable = trainable_parameters(model)
     if size == 0:
-        empty: dict[str, Leaf] = {name: Zero(0, p.shape, p.detach()) for name, p in trainable.items()}
-        return empty, next(model.parameters(), torch.zeros(0)).detach().new_zeros(0)
+        return no_samples(model, trainable)
     layout = layouts.of(model, inputs)
     if layout.uncovered and drift is not None:
         raise NeedsCopies(", ".join(sorted(layout.uncovered)))
     drifted = None if drift is None else DriftedModel(drift, layout.batch, {} if memo is None else memo)
-    with torch.enable_grad(), Recorder(model, skip=layout.uncovered, drifted=drifted) as recorder:
-        outputs = aliased(call(model, inputs))
-    marks, output_tensors = recorder.marks, differentiable(outputs)
-    _refuse_opaque_outputs(outputs)
-    if not _follows_layout(model, layout, marks, output_tensors, size):
-        layouts.forget(model)
-        raise PathChanged
-    with torch.enable_grad():
-        losses = check_per_sample(per_sample(loss)(outputs, targets), size)
-        _refuse_parameters_in_loss(losses, output_tensors, trainable)
-        edges = [edge for mark in marks for edge in mark.edges] + [get_gradient_edge(out) for out in output_tensors]
-        grads: list[Tensor | None] = [None] * len(edges)
-        if losses.requires_grad and edges:
-            make_gradients_contiguous([node(losses)])
-            check_order = size > 1 and may_reorder(map(node, output_tensors))
-            grads = list(torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=check_order))
-            if check_order:
-                factors = _scaling_factors(losses)
-                scaled = torch.autograd.grad((factors * losses).sum(), edges, allow_unused=True)
-                _refuse_reordered_samples(layout, marks, grads, scaled, factors)
-    _refuse_low_precision(marks, grads)
-    _refuse_shared_outputs(layout.outputs, grads[len(grads) - len(output_tensors) :])
-    with torch.no_grad():
-        leaves = _leaves(model, inputs, layout, marks, output_tensors, grads, convert)
+    collector = Collector(layout, convert)
+    forward = ForwardPass(model, loss, inputs, targets, size, layouts, collector, drifted)
+    leaves = collector.leaves(forward, forward.differentiate(collector))
     ordered = {
         name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach()) for name, p in trainable.items()
     }
-    # the precision of the losses stands for that of the updates, so it must not be higher
+    return ordered, lowest_precision(forward.losses, trainable)
+
+
+def no_samples(model: nn.Module, trainable: Mapping[str, nn.Parameter]) -> tuple[dict[str, Leaf], Tensor]:
+    """Return the leaves and losses of an empty batch."""
+    empty: dict[str, Leaf] = {name: Zero(0, p.shape, p.detach()) for name, p in trainable.items()}
+    return empty, next(model.parameters(), torch.zeros(0)).detach().new_zeros(0)
+
+
+def lowest_precision(losses: Tensor, trainable: Mapping[str, nn.Parameter]) -> Tensor:
+    """Return the losses, detached; their precision stands for that of the updates, so it must not be higher."""
     lowest = torch.float32 if any(p.dtype is torch.float32 for p in trainable.values()) else torch.float64
-    return ordered, losses.detach().to(lowest)
+    return losses.detach().to(lowest)
+
+
+class ForwardPass:
+    """A recorded forward pass on a batch, which can be differentiated.
+
+    Args:
+        model: the model.
+        loss: maps (outputs, targets) to one loss per sample.
+        inputs: the inputs of the model.
+        targets: passed to the loss.
+        size: the number of samples.
+        layouts: the cache of model layouts.
+        receive: called for every mark of a module with a rule while the pass is differentiated.
+        drifted: each sample's own parameters, in local steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Any,
+        targets: Any,
+        size: int,
+        layouts: Layouts,
+        receive: Receive,
+        drifted: DriftedModel | None = None,
+    ) -> None:
+        self.model, self.inputs, self.size = model, inputs, size
+        self.layout = layout = layouts.of(model, inputs)
+        self.recorder = Recorder(model, layout.uncovered, drifted, layout.expansions, size, receive)
+        with torch.enable_grad(), self.recorder:
+            outputs = aliased(call(model, inputs))
+        self.outputs = differentiable(outputs)
+        """The differentiable outputs of the model."""
+        follows = _follows_layout(model, layout, self.recorder.marks, self.outputs, size)
+        self.recorder.release_graph()
+        _refuse_opaque_outputs(outputs)
+        if not follows:
+            layouts.forget(model)
+            raise PathChanged
+        with torch.enable_grad():
+            self.losses = check_per_sample(per_sample(loss)(outputs, targets), size)
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        _refuse_parameters_in_loss(self.losses, self.outputs, trainable)
+        self.captured = [mark for mark in self.recorder.marks if mark.build is None]
+        """The marks whose gradients are captured, because vmap needs them all at the same time."""
+
+    def differentiate(self, collector: Collector, retain_graph: bool = False) -> list[Tensor | None]:
+        """Compute the gradients of the sum of losses.
+
+        Args:
+            collector: receives the gradients of modules with rules.
+            retain_graph: whether the pass will be differentiated again.
+
+        Returns:
+            The gradients of captured marks, of expanded parameters, and of the outputs of the model.
+        """
+        edges = [edge for mark in self.captured for edge in mark.edges]
+        edges += [get_gradient_edge(part.value) for part in self.recorder.expanded]
+        edges += [get_gradient_edge(out) for out in self.outputs]
+        grads: list[Tensor | None] = [None] * len(edges)
+        if self.losses.requires_grad and edges:
+            make_gradients_contiguous([node(self.losses)])
+            collector.watch_order = self.size > 1 and may_reorder(map(node, self.outputs))
+            retain = retain_graph or collector.watch_order
+            grads = self.gradients_at(edges, torch.ones_like(self.losses), retain)
+            if collector.watch_order:
+                factors = _scaling_factors(self.losses)
+                second = Collector(self.layout, watch_order=True, builds=False)
+                collector.successor = second
+                scaled = self.gradients_at(edges, factors, retain_graph)
+                collector.successor = None
+                _refuse_reordered_samples(self, collector.lengths, second.lengths, grads, scaled, factors)
+        for mark, mark_grads in self.by_captured_mark(grads):
+            _refuse_low_precision(mark, (*mark.inputs, *mark_grads) if mark_grads else ())
+        _refuse_shared_outputs(self.layout.outputs, grads[len(grads) - len(self.outputs) :])
+        return grads
+
+    def gradients_at(
+        self, edges: list[GradientEdge], weights: Tensor, retain_graph: bool = False
+    ) -> list[Tensor | None]:
+        """Return the gradients of a weighted sum of the losses at the edges; all marks receive theirs on the way."""
+        wanted = [get_gradient_edge(self.recorder.trigger), *edges]
+        replaying = self.recorder.replaying() if self.layout.checkpointed else nullcontext()
+        with torch.enable_grad():
+            total = (weights * self.losses).sum()
+        with replaying:
+            grads = torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=retain_graph)
+        return [*grads[1:]]
+
+    def by_captured_mark(self, grads: Sequence[Tensor | None]) -> Iterator[tuple[Mark, list[Tensor]]]:
+        """Yield each captured mark with those of its output gradients that exist."""
+        position = 0
+        for mark in self.captured:
+            yield mark, [grad for grad in grads[position : position + len(mark.edges)] if grad is not None]
+            position += len(mark.edges)
+
+
+class Collector:
+    """Builds leaves from gradients as they arrive in a backward pass, so that nothing is kept longer than needed.
+
+    Args:
+        layout: the layout of the model.
+        convert: may change the form of a leaf as soon as it is built.
+        watch_order: whether to note the lengths of the gradients of each sample.
+        builds: whether to build leaves.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        convert: Callable[[Leaf], Leaf] = lambda leaf: leaf,
+        watch_order: bool = False,
+        builds: bool = True,
+    ) -> None:
+        self.layout, self.convert, self.watch_order, self.builds = layout, convert, watch_order, builds
+        self.parts: Parts = defaultdict(list)
+        self.lengths: dict[Key, Tensor] = {}
+        """The length of each sample's gradient at each mark."""
+        self.successor: Collector | None = None
+        """A collector that receives the gradients instead of this one."""
+        self._order = {key: number for number, key in enumerate(layout.batch)}
+
+    @torch.no_grad()
+    def __call__(self, mark: Mark, x: Tensor, grad: Tensor) -> None:
+        if self.successor is not None:
+            self.successor(mark, x, grad)
+            return
+        _refuse_low_precision(mark, (x, grad))
+        dims = self.layout.batch[mark.key]
+        if self.watch_order and dims[1] is not None:
+            self.lengths[mark.key] = _row_lengths(grad, dims[1])
+        if self.builds:
+            for name, leaf in build(mark, [x], dims, [grad]).items():
+                self.add(name, self._order[mark.key], leaf)
+
+    def add(self, name: str, number: int, leaf: Leaf) -> None:
+        """Take the leaf of one use of a parameter."""
+        self.parts[name].append((number, self.convert(leaf)))
+
+    @torch.no_grad()
+    def leaves(self, forward: ForwardPass, grads: list[Tensor | None]) -> dict[str, Leaf]:
+        """Return the leaves by parameter name, including those of modules without a rule.
+
+        Args:
+            forward: the forward pass.
+            grads: the gradients that its differentiation returned.
+        """
+        for mark in forward.captured:
+            mark_grads = [grads.pop(0) for _ in mark.edges]
+            if any(grad is not None for grad in mark_grads):
+                mark.check_unchanged()
+                for name, leaf in build(mark, mark.inputs, self.layout.batch[mark.key], mark_grads).items():
+                    self.add(name, self._order[mark.key], leaf)
+        add_expanded(self.parts, forward.recorder, grads)
+        if self.layout.uncovered:
+            for name, leaf in _uncovered_leaves(forward, grads).items():
+                self.parts[name].append((len(self._order), leaf))
+        return summed(self.parts)
+
+
+def _uncovered_leaves(forward: ForwardPass, grads: Sequence[Tensor | None]) -> dict[str, Leaf]:
+    """Build the leaves of parameters that no mark covers, by running the whole model under vmap."""
+    inputs, layout = forward.inputs, forward.layout
+    output_grads = [torch.zeros_like(out) if g is None else g for out, g in zip(forward.outputs, grads, strict=True)]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((inputs,), {})
+    if isinstance(inputs, dict):
+        arguments = ((), dict(inputs))
+    elif isinstance(inputs, list | tuple):
+        arguments = (tuple(inputs), {})
+    names = {name: name for name in sorted(layout.uncovered)}
+    dims = [0 if t.dim() else None for t in tensors(inputs)]
+    return vmapped(forward.model, "", names, arguments, dims, output_grads, layout.outputs, every_use=True)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -94,70 +259,6 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_parameters(trainable)
     return trainable
-
-
-def _leaves(
-    model: nn.Module,
-    inputs: Any,
-    layout: Layout,
-    marks: list[Mark],
-    outputs: list[Tensor],
-    grads: list[Tensor | None],
-    convert: Callable[[Leaf], Leaf],
-) -> dict[str, Leaf]:
-    """Build the leaves by parameter name, one layer at a time; gradients are freed on the way."""
-    parts: dict[str, list[Leaf]] = defaultdict(list)
-    for mark in marks:
-        mark_grads = [grads.pop(0) for _ in mark.edges]
-        if all(grad is None for grad in mark_grads):
-            continue
-        mark.check_unchanged()
-        for name, leaf in _build(mark, layout.batch[mark.key], mark_grads).items():
-            parts[name].append(convert(leaf))
-    if layout.uncovered:
-        output_grads = [torch.zeros_like(out) if g is None else g for out, g in zip(outputs, grads, strict=True)]
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((inputs,), {})
-        if isinstance(inputs, dict):
-            arguments = ((), dict(inputs))
-        elif isinstance(inputs, list | tuple):
-            arguments = (tuple(inputs), {})
-        names = {name: name for name in sorted(layout.uncovered)}
-        dims = [0 if t.dim() else None for t in tensors(inputs)]
-        for name, leaf in vmapped(
-            model, "", names, arguments, dims, output_grads, layout.outputs, every_use=True
-        ).items():
-            parts[name].append(leaf)
-    return {name: add(leaves) for name, leaves in parts.items()}
-
-
-def _build(mark: Mark, dims: tuple[int | None, ...], grads: list[Tensor | None]) -> dict[str, Leaf]:
-    if mark.build is None:
-        assert mark.call is not None
-        split = len(mark.inputs)
-        like = _first(grads)
-        output_grads = [
-            torch.zeros(shape, dtype=like.dtype, device=like.device) if grad is None else grad
-            for grad, shape in zip(grads, mark.shapes[split:], strict=True)
-        ]
-        return vmapped(
-            mark.module,
-            mark.key[0],
-            mark.parameters,
-            mark.call,
-            dims[:split],
-            output_grads,
-            dims[split:],
-            drift=mark.drift,
-        )
-    assert dims[0] is not None
-    assert dims[1] is not None
-    built = mark.build(mark.inputs[0].detach().movedim(dims[0], 0), _first(grads).movedim(dims[1], 0))
-    return {mark.parameters[own]: leaf for own, leaf in built.items() if own in mark.parameters}
-
-
-def _first(grads: list[Tensor | None]) -> Tensor:
-    """Return the first gradient that exists."""
-    return next(grad for grad in grads if grad is not None)
 
 
 def _refuse_parameters(trainable: dict[str, nn.Parameter]) -> None:
@@ -212,33 +313,40 @@ def _scaling_factors(losses: Tensor) -> Tensor:
     return torch.exp2(-(8 * (golden * positions).frac()).floor()).to(losses.dtype)
 
 
+def _row_lengths(grad: Tensor, dim: int) -> Tensor:
+    """Return the length of the gradient of each sample in float64, (B,)."""
+    return torch.linalg.vector_norm(grad.movedim(dim, 0).flatten(1), dim=1, dtype=torch.float64)
+
+
 def _refuse_reordered_samples(
-    layout: Layout, marks: list[Mark], grads: Sequence[Tensor | None], scaled: Sequence[Tensor | None], factors: Tensor
+    forward: ForwardPass,
+    lengths: Mapping[Key, Tensor],
+    scaled_lengths: Mapping[Key, Tensor],
+    grads: Sequence[Tensor | None],
+    scaled_grads: Sequence[Tensor | None],
+    factors: Tensor,
 ) -> None:
     """Refuse a model in which row i of a layer does not belong to the loss of sample i.
 
-    When each loss is multiplied by a factor of its own, each row of a gradient must scale by the factor of its sample.
-    Each sample is judged by its own gradients alone. A gradient that is negligible beside the longest one of its sample
-    is not judged: its numbers may be too small for float32 to scale exactly.
+    When each loss is multiplied by a factor of its own, the length of each row of a gradient must scale by the factor
+    of its sample. Each sample is judged by its own gradients alone. A gradient that is negligible beside the longest
+    one of its sample is not judged: its numbers may be too small for float32 to scale exactly.
     """
-    rows: list[tuple[str, Tensor, Tensor]] = []
-    scales = factors.double()
-    position = 0
-    for mark in marks:
-        for dim in layout.batch[mark.key][len(mark.inputs) :]:
-            grad, scaled_grad = grads[position], scaled[position]
-            position += 1
-            if grad is None or scaled_grad is None or dim is None:
-                continue
-            expected, actual = (g.movedim(dim, 0).reshape(g.shape[dim], -1).double() for g in (grad, scaled_grad))
-            lengths = scales * torch.linalg.vector_norm(expected, dim=1)
-            errors = torch.linalg.vector_norm(actual - scales[:, None] * expected, dim=1)
-            rows.append((mark.key[0], lengths, errors))
+    places: list[tuple[str, int | None]] = [
+        (mark.key[0], dim) for mark in forward.captured for dim in forward.layout.batch[mark.key][len(mark.inputs) :]
+    ]
+    places += [(part.name.rpartition(".")[0], 0) for part in forward.recorder.expanded]
+    rows = [(key[0], lengths[key], scaled_lengths[key]) for key in lengths]
+    for (module, dim), grad, scaled in zip(places, grads, scaled_grads, strict=False):  # outputs follow the places
+        if grad is not None and scaled is not None and dim is not None:
+            rows.append((module, _row_lengths(grad, dim), _row_lengths(scaled, dim)))
     if not rows:
         return
-    longest = torch.stack([lengths for _, lengths, _ in rows]).amax(0)  # (B,)
-    for module, lengths, errors in rows:
-        if bool((errors > 0.02 * lengths + NEGLIGIBLE * longest + UNDERFLOW).any()):
+    scales = factors.double()
+    longest = torch.stack([scales * length for _, length, _ in rows]).amax(0)  # (B,)
+    for module, length, scaled in rows:
+        errors = (scaled - scales * length).abs()
+        if bool((errors > 0.02 * scales * length + NEGLIGIBLE * longest + UNDERFLOW).any()):
             raise SettingError.with_message(
                 f"module '{module}' has the samples of a batch in another order than the losses, so updates cannot be "
                 "attributed to samples; keep the order of the inputs in the model (sort records beforehand, or use "
@@ -247,24 +355,15 @@ def _refuse_reordered_samples(
             )
 
 
-def _refuse_low_precision(marks: list[Mark], grads: Sequence[Tensor | None]) -> None:
-    """Refuse layers that compute in less precision than the parameters have: a model may enable autocast itself."""
-    for mark, mark_grads in _by_mark(marks, grads):
-        for tensor in (*mark.inputs, *mark_grads) if mark_grads else ():
-            if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
-                raise SettingError.with_message(
-                    f"module '{mark.key[0]}' computes in {str(tensor.dtype).removeprefix('torch.')}, but per-sample "
-                    "updates need float32 or float64; remove autocast and .half() from the model",
-                    name="model",
-                )
-
-
-def _by_mark(marks: list[Mark], grads: Sequence[Tensor | None]) -> Iterator[tuple[Mark, list[Tensor]]]:
-    """Yield each mark with those of its output gradients that exist."""
-    position = 0
-    for mark in marks:
-        yield mark, [grad for grad in grads[position : position + len(mark.edges)] if grad is not None]
-        position += len(mark.edges)
+def _refuse_low_precision(mark: Mark, values: Sequence[Tensor]) -> None:
+    """Refuse a layer that computes in less precision than the parameters have: a model may enable autocast itself."""
+    for tensor in values:
+        if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+            raise SettingError.with_message(
+                f"module '{mark.key[0]}' computes in {str(tensor.dtype).removeprefix('torch.')}, but per-sample "
+                "updates need float32 or float64; remove autocast and .half() from the model",
+                name="model",
+            )
 
 
 def _refuse_shared_outputs(dims: tuple[int | None, ...], grads: list[Tensor | None]) -> None:

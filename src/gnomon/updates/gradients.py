@@ -9,12 +9,13 @@ from torch import nn
 from gnomon.losses import Loss
 from gnomon.updates.backward import backward
 from gnomon.updates.exact import exact_products
-from gnomon.updates.layout import Layouts
+from gnomon.updates.layouts import Layouts
 from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf
 from gnomon.updates.trees import batch_size
+from gnomon.updates.two_pass import TwoPassUpdates, supports_two_passes
 from gnomon.updates.updates import Updates
 
-DENSE_BYTES = 64 * 2**20
+DENSE_BYTES = 16 * 2**20
 """The memory that one call may spend on dense gradients in order to save time."""
 
 
@@ -24,6 +25,9 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layout
 
     Guarantee: the result equals that of a loop of single-sample backward passes, up to rounding, if samples do not
     interact in the model. The model is left as it was: without hooks, new attributes or `.grad`.
+
+    For a model under activation checkpointing (`torch.utils.checkpoint`) only the norms are kept, and the sum over the
+    samples takes a second backward pass, so that memory follows that of plain SGD with the same checkpoints.
 
     Args:
         model: the model.
@@ -44,9 +48,10 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layout
     >>> gradients(model, loss, x, y).dense().round()
     tensor([[-3., -4., -1.]])
     """
-    leaves, losses = backward(
-        model, loss, inputs, targets, batch_size(inputs), layouts=layouts or Layouts(), convert=DenseWithinBudget()
-    )
+    size, known = batch_size(inputs), layouts or Layouts()
+    if size and supports_two_passes(known.of(model, inputs)):
+        return TwoPassUpdates(model, loss, inputs, targets, size, known)
+    leaves, losses = backward(model, loss, inputs, targets, size, layouts=known, convert=DenseWithinBudget())
     return Updates(leaves, losses)
 
 
@@ -66,15 +71,19 @@ class DenseWithinBudget:
 def cheapest(leaf: Leaf, budget: int) -> Leaf:
     """Return the leaf, or its dense form if that takes less memory, or less time and fits the budget in bytes.
 
-    The dense form of a layer with in x out weights costs T in out multiplications, which pays where norms from T x T
-    matrices would cost more; see docs/architecture.md.
+    Norms of T positions take T^2 (in + out) multiplications, which is a fraction 1 / r of the T in out of the sum if
+    the dense form takes r times the memory of the factors; the dense form has its norms and sums in two passes over
+    its memory. Measured, that saves time up to r = 2. A convolution has to extract its windows for the norms anyway,
+    from which the dense form is one product away, so that it saves time up to larger r.
     """
     if not isinstance(leaf, Factored | Convolution) or leaf.length == 1:
         return leaf
     dense_size = len(leaf) * leaf.shape.numel()
     factored_size = leaf.inputs.numel() + leaf.outputs.numel()
-    rows, columns = leaf.rows, leaf.columns
-    slower = leaf.length**2 * (rows + columns) > 8 * rows * columns
-    if dense_size <= factored_size or (slower and dense_size * leaf.like.element_size() <= budget):
-        return Dense(leaf.dense())
-    return leaf
+    ratio = 1.0
+    if dense_size * leaf.like.element_size() <= budget:
+        ratio = 2.0 if isinstance(leaf, Factored) else 8.0
+    if dense_size > ratio * factored_size:
+        return leaf
+    # products of several positions may cancel in the dense form, which does not show it
+    return Dense(leaf.dense(), leaf.factor_ceilings())

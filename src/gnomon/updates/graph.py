@@ -75,7 +75,7 @@ def parameters_used(
     starts: Iterable[Node],
     names: Mapping[nn.Parameter, str],
     ends: Iterable[Node] = (),
-    jumps: Mapping[Node, Iterable[Tensor]] | None = None,
+    jumps: Mapping[Node, Iterable[Node]] | None = None,
 ) -> set[str]:
     """Return the names of the parameters that are reachable from `starts`.
 
@@ -83,7 +83,7 @@ def parameters_used(
         starts: the nodes where the walk begins.
         names: the parameters to look for, with their names.
         ends: nodes at which the walk stops.
-        jumps: nodes from which the walk continues at the given tensors instead of at the node's own inputs.
+        jumps: nodes from which the walk continues at the given nodes instead of at the node's own inputs.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -99,7 +99,7 @@ def parameters_used(
             continue
         seen.add(current)
         if jumps is not None and current in jumps:
-            pending.extend(node(x) for x in jumps[current] if x.requires_grad)
+            pending.extend(jumps[current])
             continue
         variable = getattr(current, "variable", None)
         if variable is not None and variable in names:

@@ -7,19 +7,18 @@ of samples. A single run could mistake the positions of a sequence for samples i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon.errors import SettingError
+from gnomon.updates.expansion import Expansions, Key
 from gnomon.updates.graph import node, parameters_used
-from gnomon.updates.recorder import Key, Mark, Recorder, aliased
-from gnomon.updates.snapshot import untouched
-from gnomon.updates.trees import call, differentiable, explained_forward, tensors
+from gnomon.updates.recorder import Mark, Recorder, aliased
+from gnomon.updates.trees import call, differentiable, explained_forward
 
 
 @dataclass(frozen=True)
@@ -34,36 +33,10 @@ class Layout:
     """Parameters with a use that no mark covers; they are differentiated through the whole model."""
     outputs: tuple[int | None, ...]
     """The batch dimensions of the model's differentiable outputs."""
-
-
-class Layouts:
-    """A cache of model layouts, for a caller that computes updates of the same model repeatedly.
-
-    A layout depends on the structure of the model and on the shapes and types of its inputs, and contains no value of a
-    record or a weight. Models are referenced weakly.
-
-    >>> model, layouts = nn.Linear(2, 1), Layouts()
-    >>> layouts.of(model, torch.zeros(4, 2)) is layouts.of(model, torch.zeros(7, 2))
-    True
-    """
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[nn.Module, dict[Any, Layout]] = WeakKeyDictionary()
-
-    def of(self, model: nn.Module, inputs: Any) -> Layout:
-        """Return the layout of a model, which is worked out once for each shape of inputs."""
-        trainable = tuple(name for name, p in model.named_parameters() if p.requires_grad)
-        options = tuple(repr(leaf) for leaf in pytree.tree_leaves(inputs) if not isinstance(leaf, Tensor))
-        shapes = tuple((t.shape[1:], t.dtype) for t in tensors(inputs))
-        key = (shapes, options, model.training, trainable)
-        known = self._known.setdefault(model, {})
-        if key not in known:
-            known[key] = _probe(model, inputs)
-        return known[key]
-
-    def forget(self, model: nn.Module) -> None:
-        """Drop the layouts of a model whose structure has changed."""
-        self._known.pop(model, None)
+    expansions: Expansions = field(default_factory=Expansions)
+    """The values without a batch dimension that are expanded along the batch."""
+    checkpointed: bool = False
+    """Whether activations are recomputed in the backward pass (`torch.utils.checkpoint`)."""
 
 
 def uncovered_parameters(
@@ -71,21 +44,45 @@ def uncovered_parameters(
 ) -> set[str]:
     """Return the names of parameters that the graph uses anywhere but inside the marks that cover them."""
     names = {p: name for name, p in model.named_parameters()}
-    jumps = {edge.node: mark.inputs for mark in marks for edge in mark.edges}
+    jumps = {edge.node: mark.input_nodes for mark in marks for edge in mark.edges}
     uncovered = parameters_used([node(out) for out in outputs], names, jumps=jumps)
     for mark in marks:  # a mark may contain other modules, or a weight computed from other parameters
         starts = [n for edge in mark.edges for n, _ in edge.node.next_functions if n is not None]
-        ends = [node(x) for x in mark.inputs if x.requires_grad]
-        uncovered |= parameters_used(starts, names, ends, jumps) - covered[mark.key]
+        uncovered |= parameters_used(starts, names, mark.input_nodes, jumps) - covered[mark.key]
     return uncovered
 
 
-def _probe(model: nn.Module, inputs: Any) -> Layout:
-    """Work out a layout by comparing a forward pass on two samples with one on three."""
-    with untouched(model), torch.enable_grad():
-        marks_of_two, outputs_of_two = _run(model, inputs, 2)
-        marks_of_three, outputs_of_three = _run(model, inputs, 3)
-    if [mark.key for mark in marks_of_two] != [mark.key for mark in marks_of_three]:
+@dataclass(frozen=True)
+class SampleRun:
+    """A recorded forward pass on a few samples."""
+
+    recorder: Recorder
+    outputs: list[Tensor]
+    """The differentiable outputs of the model."""
+
+
+def run_samples(
+    model: nn.Module,
+    inputs: Any,
+    size: int,
+    expansions: Expansions | None = None,
+    skip: frozenset[str] = frozenset(),
+) -> SampleRun:
+    """Run the model on `size` samples, which are repeated if the batch has fewer, without marks of some parameters."""
+
+    def resized(x: Tensor) -> Tensor:
+        return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
+
+    samples = pytree.tree_map_only(Tensor, resized, inputs)
+    with Recorder(model, skip, None, expansions, size) as recorder, explained_forward(model, samples):
+        outputs = aliased(call(model, samples))
+    return SampleRun(recorder, differentiable(outputs))
+
+
+def compared(model: nn.Module, two_samples: SampleRun, three_samples: SampleRun) -> Layout:
+    """Return the layout that follows from a forward pass on two samples and one on three."""
+    marks = two_samples.recorder.marks
+    if [mark.key for mark in marks] != [mark.key for mark in three_samples.recorder.marks]:
         raise SettingError.with_message(
             "the model takes another path through its modules for two samples than for three; "
             "make the path independent of the batch size",
@@ -94,30 +91,20 @@ def _probe(model: nn.Module, inputs: Any) -> Layout:
     batch: dict[Key, tuple[int | None, ...]] = {}
     covered: dict[Key, frozenset[str]] = {}
     uncovered: set[str] = set()
-    for two, three in zip(marks_of_two, marks_of_three, strict=True):
-        batch[two.key] = tuple(map(_batch_dimension, two.shapes, three.shapes))
+    for two, three in zip(marks, three_samples.recorder.marks, strict=True):
+        batch[two.key] = tuple(map(batch_dimension, two.shapes, three.shapes))
         separable = _is_separable(two, batch[two.key])
         covered[two.key] = _covered(two, batch[two.key]) if separable else frozenset()
         if not separable:
             uncovered.update(two.parameters.values())
-    uncovered |= uncovered_parameters(model, marks_of_two, outputs_of_two, covered)
-    dims = tuple(_batch_dimension(x.shape, y.shape) for x, y in zip(outputs_of_two, outputs_of_three, strict=True))
-    return Layout(batch, covered, frozenset(uncovered), dims)
+    uncovered |= uncovered_parameters(model, marks, two_samples.outputs, covered)
+    outputs = zip(two_samples.outputs, three_samples.outputs, strict=True)
+    dims = tuple(batch_dimension(x.shape, y.shape) for x, y in outputs)
+    recorder = two_samples.recorder
+    return Layout(batch, covered, frozenset(uncovered), dims, recorder.expansions, recorder.checkpointed)
 
 
-def _run(model: nn.Module, inputs: Any, size: int) -> tuple[list[Mark], list[Tensor]]:
-    """Run the model on `size` samples, which are repeated if the batch has fewer."""
-
-    def resized(x: Tensor) -> Tensor:
-        return x if x.dim() == 0 else x[torch.arange(size, device=x.device) % len(x)]
-
-    samples = pytree.tree_map_only(Tensor, resized, inputs)
-    with Recorder(model) as recorder, explained_forward(model, samples):
-        outputs = aliased(call(model, samples))
-    return recorder.marks, differentiable(outputs)
-
-
-def _batch_dimension(two: torch.Size, three: torch.Size) -> int | None:
+def batch_dimension(two: torch.Size, three: torch.Size) -> int | None:
     """Return the one dimension that grew from 2 to 3; None if there is no such single dimension."""
     changed = [d for d, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
     if len(two) != len(three) or len(changed) != 1:

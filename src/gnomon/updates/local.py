@@ -21,7 +21,7 @@ from gnomon.losses import Loss, check_per_sample, per_sample
 from gnomon.updates.backward import backward, trainable_parameters
 from gnomon.updates.exact import exact_products
 from gnomon.updates.fallback import explained_vmap, with_values
-from gnomon.updates.layout import Layouts
+from gnomon.updates.layouts import Layouts
 from gnomon.updates.leaves import Dense, Factored, Indexed, Leaf, Summed, Zero, add
 from gnomon.updates.recorder import Memo, NeedsCopies
 from gnomon.updates.trees import batch_size, same_memory

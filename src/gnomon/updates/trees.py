@@ -26,6 +26,8 @@ def tensors(tree: Any) -> list[Tensor]:
     >>> [t.item() for t in tensors({"a": torch.tensor(1), "b": [torch.tensor(2), "text"]})]
     [1, 2]
     """
+    if isinstance(tree, Tensor):
+        return [tree]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -62,8 +64,15 @@ def take_rows(tree: Any, rows: Tensor | slice) -> Any:
     def taken(values: Tensor) -> Tensor:
         if not values.dim():
             return values
-        return values[rows if isinstance(rows, slice) else rows.to(values.device)]
+        if isinstance(rows, slice):
+            return values[rows]
+        index = rows.to(values.device)
+        return values.index_select(0, index) if values.is_contiguous() else values[index]
 
+    if isinstance(tree, Tensor):
+        return taken(tree)
+    if type(tree) is tuple:  # the usual pair, without the cost of a general walk
+        return tuple(take_rows(part, rows) for part in tree)
     return pytree.tree_map_only(Tensor, taken, tree)
 
 

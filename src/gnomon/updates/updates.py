@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -30,11 +32,16 @@ class Updates:
     """
 
     def __init__(self, leaves: Mapping[str, Leaf], losses: Tensor) -> None:
-        self.leaves = dict(leaves)
+        self._leaves = dict(leaves)
         self.losses = losses
 
+    @property
+    def leaves(self) -> dict[str, Leaf]:
+        """The leaves by parameter name."""
+        return self._leaves
+
     def __len__(self) -> int:
-        return len(self.losses)
+        return self.losses.shape[0]  # len() of a tensor takes longer
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,6 +66,15 @@ class Updates:
         if not self.leaves:
             return self.losses.new_zeros(len(self), 0, dtype=torch.float64)
         return torch.stack([leaf.square_ceilings() for leaf in self.leaves.values()], 1).sqrt_()
+
+    def norms_and_ceilings(self) -> tuple[Tensor, Tensor]:
+        """Return `norms_by_parameter` and `ceilings_by_parameter`, as one tensor where no leaf distinguishes them."""
+        if not self.leaves:
+            return self.norms_by_parameter(), self.ceilings_by_parameter()
+        leaves = self.leaves.values()
+        squares, ceilings = [leaf.square_norms() for leaf in leaves], [leaf.square_ceilings() for leaf in leaves]
+        norms = torch.stack(squares, 1).sqrt_()
+        return norms, norms if all(map(is_, squares, ceilings)) else torch.stack(ceilings, 1).sqrt_()
 
     def gram(self, other: Updates) -> Tensor:
         """Return the inner products of every sample with every sample of `other`, (B, B').
@@ -87,16 +103,19 @@ class Updates:
         shapes = ((len(self),), (len(self), len(self.leaves)))
         if tuple(weights.shape) not in shapes:
             raise SettingError("weights.shape", tuple(weights.shape), f"{shapes[0]} or {shapes[1]}")
-        table = weights[:, None] if weights.dim() == 1 else weights
         # subnormal numbers have relative rounding errors of any size, so subnormal weights count as zero
-        table = torch.where(table.abs() < torch.finfo(self.losses.dtype).tiny, 0, table)
+        table = torch.where(weights.abs() < torch.finfo(self.losses.dtype).tiny, 0, weights)
+        shared: dict[torch.dtype, Tensor] = {}
         sums = {}
         for column, (name, leaf) in enumerate(self.leaves.items()):
-            weight = table[:, column if weights.dim() == 2 else 0].to(leaf.like.dtype)
+            dtype = leaf.like.dtype
+            if table.dim() == 1 and dtype not in shared:
+                shared[dtype] = table.to(dtype)
+            weight = shared[dtype] if table.dim() == 1 else table[:, column].to(dtype)
             total = leaf.weighted_sum(weight)
-            if not bool(torch.isfinite(total.sum())) and weight.numel():
+            if not math.isfinite(float(total.sum())) and weight.numel():
                 # zero times a non-finite update is NaN, or an intermediate product overflowed
-                used = (table != 0).any(1).nonzero().squeeze(1)
+                used = (table != 0 if table.dim() == 1 else (table != 0).any(1)).nonzero().squeeze(1)
                 total = leaf.select(used).double().weighted_sum(weight[used].double()).to(total.dtype)
             sums[name] = total
         return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnomon.updates.leaves.factored import Factored
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, amplifies
+from gnomon.updates.leaves.factored import Factored, Measured
+from gnomon.updates.leaves.leaf import Leaf, amplifies, row_square_norms
+
+WINDOW_BYTES = 4 * 2**20
+"""The size of the windows that are extracted at a time, which are read once and should stay in the cache."""
 
 
 class Convolution(Leaf):
@@ -56,11 +60,15 @@ class Convolution(Leaf):
         """The number of windows."""
         return self.outputs.shape[2:].numel()
 
-    def factored(self, part: slice = slice(None)) -> Factored:
+    def factored(self, part: slice = slice(None), buffer: Tensor | None = None) -> Factored:
         """Return the windows and output gradients of some samples as the factors of a linear layer.
 
         In the columns the kernel dimensions come first and the channels last. With channels last in memory too, a
         window consists of a few contiguous runs, so that extracting it is a fast copy.
+
+        Args:
+            part: the samples.
+            buffer: memory for the windows, which a caller that visits one part after the other uses again.
         """
         x, grad = self.inputs[part].movedim(1, -1).contiguous(), self.outputs[part].movedim(1, -1)
         steps, channels = x.stride()[1:-1], x.shape[-1] // self.groups
@@ -74,7 +82,8 @@ class Convolution(Leaf):
                 1,
             ),
         )
-        windows = windows.reshape(len(x), self.groups, self.length, self.columns)  # the only copy
+        copy = x.new_empty(windows.shape) if buffer is None else buffer[: windows.numel()].view(windows.shape)
+        windows = copy.copy_(windows).view(len(x), self.groups, self.length, self.columns)
         grad = grad.reshape(len(x), self.length, self.groups, self.rows // self.groups).transpose(1, 2)
         return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
@@ -86,40 +95,54 @@ class Convolution(Leaf):
         return self._block(0, self.rows)
 
     def _block(self, start: int, stop: int) -> Tensor:
-        parts = [self.factored(part).block(start, stop) for part in self._parts()]
-        block = parts[0] if len(parts) == 1 else torch.cat(parts)
+        block = self.outputs.new_empty(len(self), stop - start, self.columns)
+        buffer = self._buffer()
+        for part in self._parts():
+            self.factored(part, buffer).write_block(start, stop, block[part])
         return block.unflatten(2, (*self.shape[2:], self.shape[1])).movedim(-1, 2)
 
     def square_norms(self) -> Tensor:
-        return self._measured[0]
+        return self._measured.square
 
     def square_ceilings(self) -> Tensor:
         """Return the ceilings of a linear layer on the windows; inputs outside all windows do not count."""
-        return self._measured[1]
+        return self._measured.ceiling
+
+    def factor_ceilings(self) -> Tensor:
+        """Return an upper bound on the square ceilings from the inputs, without their windows.
+
+        An input is in as many windows as kernel positions k have the right remainder of `k * dilation` by the stride,
+        which repeats after `stride / gcd(stride, dilation)` of them.
+        """
+        if any(step > size for step, size in zip(self.stride, self.shape[2:], strict=True)):
+            return self.square_ceilings()  # a bound from inputs between the windows could be infinite without reason
+        sizes = zip(self.stride, self.shape[2:], self.dilation, strict=True)
+        times = math.prod(-(-size * math.gcd(step, gap) // step) for step, size, gap in sizes)
+        a, b = (
+            row_square_norms(factor.reshape(len(self) * self.groups, factor.shape[1:].numel() // self.groups))
+            for factor in (self._reached_inputs(), self.outputs)
+        )
+        return times * (a * b).view(len(self), self.groups).sum(1)
+
+    def square_spreads(self) -> Tensor:
+        return self._measured.spread
 
     @cached_property
-    def _measured(self) -> tuple[Tensor, Tensor]:
-        """The square norms and their ceilings."""
-        squares, ceilings = zip(*(self.factored(part).measured for part in self._parts()), strict=True)
-        return torch.cat(squares), torch.cat(ceilings)
+    def _measured(self) -> Measured:
+        """The square norms and what is known about their rounding errors."""
+        buffer = self._buffer()
+        parts = zip(*(self.factored(part, buffer).measured for part in self._parts()), strict=True)
+        square, ceiling, spread, largest = ([*values] for values in parts)
+        return Measured(torch.cat(square), torch.cat(ceiling), torch.cat(spread), torch.stack(largest).max())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if amplifies(self.inputs):
             return self.double().weighted_sum(weights.double()).to(self.like.dtype)
         scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))
-        # windows may not reach the last inputs of a strided convolution; remove these so that sizes agree
-        reach = [
-            (out - 1) * step + (size - 1) * gap + 1
-            for out, step, size, gap in zip(
-                self.outputs.shape[2:], self.stride, self.shape[2:], self.dilation, strict=True
-            )
-        ]
-        x, space = self.inputs, len(reach)
-        for dim, end in enumerate(reach, start=2):
-            x = x.narrow(dim, 0, end)
+        space = len(self.stride)
         _, total, _ = torch.ops.aten.convolution_backward(
             scaled,
-            x,
+            self._reached_inputs(),
             self.inputs.new_empty(1).expand(self.shape),
             None,
             list(self.stride),
@@ -133,6 +156,14 @@ class Convolution(Leaf):
         assert isinstance(total, Tensor)
         return total
 
+    def _reached_inputs(self) -> Tensor:
+        """Return the inputs without the last ones, if the windows of a strided convolution do not reach these."""
+        x, positions = self.inputs, self.outputs.shape[2:]
+        sizes = zip(positions, self.stride, self.shape[2:], self.dilation, strict=True)
+        for dim, (count, step, size, gap) in enumerate(sizes, start=2):
+            x = x.narrow(dim, 0, (count - 1) * step + (size - 1) * gap + 1)
+        return x
+
     def select(self, index: Tensor) -> Convolution:
         return self._with(self.inputs[index], self.outputs[index])
 
@@ -142,11 +173,23 @@ class Convolution(Leaf):
     def _with(self, inputs: Tensor, outputs: Tensor) -> Convolution:
         return Convolution(inputs, outputs, self.shape, self.stride, self.dilation, self.groups)
 
+    @property
+    def _part_size(self) -> int:
+        """The number of samples whose windows are extracted at a time."""
+        return max(1, min(len(self), WINDOW_BYTES // max(1, self._windows * self.inputs.element_size())))
+
+    @property
+    def _windows(self) -> int:
+        """The number of entries in the windows of one sample."""
+        return self.groups * self.columns * self.length
+
     def _parts(self) -> Iterator[slice]:
-        window_bytes = self.groups * self.columns * self.length * self.inputs.element_size()
-        step = max(1, CHUNK_BYTES // max(1, window_bytes))
-        for start in range(0, max(1, len(self)), step):
-            yield slice(start, start + step)
+        for start in range(0, max(1, len(self)), self._part_size):
+            yield slice(start, start + self._part_size)
+
+    def _buffer(self) -> Tensor:
+        """Return memory for the windows of one part."""
+        return self.inputs.new_empty(self._part_size * self._windows)
 
 
 def pad(x: Tensor, padding: Sequence[tuple[int, int]], mode: str) -> Tensor:

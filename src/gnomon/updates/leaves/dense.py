@@ -8,7 +8,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, add_lower_gram, mirrored, row_square_norms
 
 FEW = 2
 """The largest number of dense matrices whose products with a factored leaf are computed one at a time."""
@@ -34,7 +34,7 @@ class Dense(Leaf):
         self._ceilings = ceilings
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self.values.shape[0]  # len() of a tensor takes longer
 
     @property
     def like(self) -> Tensor:
@@ -81,6 +81,11 @@ class Dense(Leaf):
         if isinstance(other, Dense) and self._same_order(other):
             return self._stored @ other._stored.T
         return super().gram(other)
+
+    def grams(self, other: Leaf | None = None) -> tuple[Tensor, Tensor | None]:
+        square = self.like.new_zeros(len(self), len(self), dtype=torch.float64)
+        add_lower_gram(square, self._stored)
+        return mirrored(square), None if other is None else other.gram(self)
 
     def self_gram(self) -> Tensor:
         total = self.like.new_zeros(len(self), len(self), dtype=torch.float64)
@@ -131,6 +136,10 @@ class Zero(Leaf):
 
     def gram(self, other: Leaf) -> Tensor:
         return self._like.new_zeros(self.size, len(other))
+
+    def grams(self, other: Leaf | None = None) -> tuple[Tensor, Tensor | None]:
+        square = self._like.new_zeros(self.size, self.size, dtype=torch.float64)
+        return square, None if other is None else self._like.new_zeros(len(other), self.size)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._like.new_zeros(self.shape)

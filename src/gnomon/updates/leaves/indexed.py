@@ -101,6 +101,9 @@ class Indexed(Leaf):
     def gram(self, other: Leaf) -> Tensor:
         if not isinstance(other, Indexed):
             return super().gram(other)
+        used = other.index.unique()
+        if _rows_are_cheaper(len(used), self.index.shape[1], other.index.shape[1]):
+            return Leaf.gram(*(leaf._restricted(used) for leaf in (self, other)))
         total = self.values.new_zeros(len(self), len(other))
         length, other_length = self.index.shape[1], other.index.shape[1]
         step = max(1, CHUNK_BYTES // max(1, length * len(other) * other_length * self.values.element_size()))
@@ -112,6 +115,22 @@ class Indexed(Leaf):
             total[part] = terms.sum((1, 3))
         return total
 
+    def grams(self, other: Leaf | None = None) -> tuple[Tensor, Tensor | None]:
+        used, length = self.index.unique(), self.index.shape[1]
+        if not _rows_are_cheaper(len(used), length, length):
+            return self.self_gram(), None if other is None else other.gram(self)
+        restricted = self._restricted(used)
+        if isinstance(other, Indexed):
+            return Leaf.grams(restricted, other._restricted(used))
+        return Leaf.grams(restricted)[0], None if other is None else other.gram(self)
+
+    def _restricted(self, used: Tensor) -> Indexed:
+        """Return the updates of the rows `used`, which are sorted, as a leaf of a table with these rows only."""
+        place = torch.searchsorted(used, self.index.contiguous())
+        known = used[place.clamp_max(len(used) - 1)] == self.index
+        shape = torch.Size([len(used), self.columns])
+        return Indexed(torch.where(known, place, len(used)), self.values, shape)  # no block has row len(used)
+
     def self_gram(self) -> Tensor:
         exact = self.double()
         return exact.gram(exact)
@@ -120,8 +139,18 @@ class Indexed(Leaf):
         """Return `<g_i, h_i>`; against a linear layer with the same table `sum_t,s b'_s[index_t] <a'_s, values_t>`."""
         if not (isinstance(other, Factored) and other.inputs.shape[1] == 1):
             return super().inner(other)
+        return self._terms_with(other).sum(1, dtype=torch.float64)
+
+    def inner_with_spread(self, other: Leaf) -> tuple[Tensor, Tensor]:
+        if not (isinstance(other, Factored) and other.inputs.shape[1] == 1):
+            return super().inner_with_spread(other)
+        terms = self._terms_with(other)
+        return terms.sum(1, dtype=torch.float64), torch.linalg.vector_norm(terms, dim=1, dtype=torch.float64)
+
+    def _terms_with(self, other: Factored) -> Tensor:
+        """Return the terms of the inner products with a linear layer over all pairs of positions, (B, pairs)."""
         picked = other.outputs[:, 0].gather(2, self.index[:, None, :].expand(-1, other.length, -1))
-        return (picked * (other.inputs[:, 0] @ self.values.mT)).flatten(1).sum(1, dtype=torch.float64)
+        return (picked * (other.inputs[:, 0] @ self.values.mT)).flatten(1)
 
     def select(self, index: Tensor) -> Indexed:
         return Indexed(self.index[index], self.values[index], self.shape)
@@ -137,3 +166,8 @@ class Indexed(Leaf):
 
     def double(self) -> Indexed:
         return Indexed(self.index, self.values.double(), self.shape)
+
+
+def _rows_are_cheaper(rows: int, length: int, other_length: int) -> bool:
+    """Return whether a Gram matrix costs less from dense blocks of rows than from all pairs of positions."""
+    return 2 * rows < length * other_length

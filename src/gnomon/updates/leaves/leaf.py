@@ -8,8 +8,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 32 * 2**20
-"""The largest size of temporary dense blocks, whatever the layer."""
+CHUNK_BYTES = 16 * 2**20
+"""The largest size of temporary dense blocks, whatever the layer. The memory of blocks of 32 MiB and more is returned
+to the system after each use on Linux, and touching it again costs more than the work on it."""
+
+LONGEST_SUM = 2**16
+"""The number of products that a Gram matrix sums in float32 before it continues in float64."""
+
+STRIP = 32
+"""The number of columns of a symmetric product that are computed at a time, from the diagonal downwards."""
 
 HUGE = 1e12
 """With inputs below this value, the rounding of subnormal float32 numbers changes the sum of a layer by less than
@@ -81,12 +88,52 @@ class Leaf(ABC):
         """
         return self.square_norms()
 
+    def square_spreads(self) -> Tensor:
+        """Return the norm of the terms whose sum is `square_norms`, or a bound on it, in float64, (B,).
+
+        The rounding error of the square norms is a few roundings of it.
+        """
+        return self.square_ceilings()
+
+    def exact_square_norms(self) -> Tensor:
+        """Return `|g_i|^2` from the updates in float64, (B,)."""
+        return Leaf.square_norms(self.double())
+
+    def blocks(self, step: int) -> Iterator[Tensor]:
+        """Yield all blocks of `step` rows, (B, step, columns); the last may have fewer.
+
+        The next block may overwrite the memory of a block.
+        """
+        for start in range(0, self.rows, step):
+            yield self.block(start, min(start + step, self.rows))
+
     def gram(self, other: Leaf) -> Tensor:
         """Return `<g_i, h_j>` for all pairs of samples, (B, B')."""
-        total = self.like.new_zeros(len(self), len(other))
-        for start, stop in self._cuts(len(self) + len(other)):
-            total += self.block(start, stop).flatten(1) @ other.block(start, stop).flatten(1).T
-        return total
+        total = self.like.new_zeros(len(other), len(self))
+        step = self._step(len(self) + len(other))
+        for own, others in zip(self.blocks(step), other.blocks(step), strict=True):
+            total += others.flatten(1) @ own.flatten(1).T
+        return total.T
+
+    def grams(self, other: Leaf | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return `<g_i, g_j>` for all pairs of samples of this leaf, (B, B), and `other.gram(self)`.
+
+        Blocks that both Gram matrices need are computed once. The first one is a float64 sum of products in the
+        precision of the leaf: an entry errs by a few roundings of `|g_i| |g_j|`. It is the same to the bit with any
+        `other` and without one. `self_gram` is exact, and slower.
+        """
+        if other is not None and len(other) > 2 * len(self):  # keeps blocks small; cuts may not depend on `other`
+            return self.grams()[0], other.gram(self)
+        square = self.like.new_zeros(len(self), len(self), dtype=torch.float64)
+        cross = None if other is None else self.like.new_zeros(len(self), len(other))
+        step = self._step(2 * len(self))
+        others = None if other is None else other.blocks(step)
+        for block in self.blocks(step):
+            rows = block.flatten(1)
+            add_lower_gram(square, rows)
+            if cross is not None and others is not None:
+                cross += rows @ next(others).flatten(1).T
+        return mirrored(square), None if cross is None else cross.T
 
     def self_gram(self) -> Tensor:
         """Return `<g_i, g_j>` for all pairs of samples of this leaf in float64, (B, B)."""
@@ -104,6 +151,10 @@ class Leaf(ABC):
             total += product.flatten(1).sum(1, dtype=torch.float64)
         return total
 
+    def inner_with_spread(self, other: Leaf) -> tuple[Tensor, Tensor]:
+        """Return `<g_i, h_i>`, and the norm of the terms whose sum it is or a bound on it, in float64, (B,) each."""
+        return self.inner(other), (self.square_ceilings() * other.square_ceilings()).sqrt()
+
     def times(self, x: Tensor) -> Tensor:
         """Return `x_i g_i^T`, each sample's rows (B, T, columns) times its own matrix, (B, T, rows)."""
         return x @ self.dense().reshape(len(self), self.rows, self.columns).mT
@@ -115,10 +166,38 @@ class Leaf(ABC):
 
     def _cuts(self, samples: int) -> Iterator[tuple[int, int]]:
         """Yield row ranges whose blocks of `samples` matrices fit into `CHUNK_BYTES`."""
-        row_bytes = max(1, samples * self.columns * self.like.element_size())
-        step = max(1, CHUNK_BYTES // row_bytes)
+        step = self._step(samples)
         for start in range(0, self.rows, step):
             yield start, min(start + step, self.rows)
+
+    def _step(self, samples: int) -> int:
+        """Return the number of rows whose blocks of `samples` matrices fit into `CHUNK_BYTES`."""
+        row_bytes = max(1, samples * self.columns * self.like.element_size())
+        return max(1, CHUNK_BYTES // row_bytes)
+
+
+def add_lower_gram(total: Tensor, rows: Tensor) -> None:
+    """Add `rows @ rows.T` to a float64 matrix, at least in its lower triangle.
+
+    >>> total = torch.zeros(2, 2, dtype=torch.float64)
+    >>> add_lower_gram(total, torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+    >>> mirrored(total)
+    tensor([[5., 2.],
+            [2., 1.]], dtype=torch.float64)
+    """
+    for part in rows.split(LONGEST_SUM, 1):
+        for start in range(0, len(rows), STRIP):
+            total[start:, start : start + STRIP] += part[start:] @ part[start : start + STRIP].T
+
+
+def mirrored(lower: Tensor) -> Tensor:
+    """Return the symmetric matrix with this lower triangle.
+
+    >>> mirrored(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
+    return lower.tril() + lower.tril(-1).T
 
 
 def amplifies(inputs: Tensor) -> bool:
@@ -145,8 +224,9 @@ def row_square_norms(rows: Tensor) -> Tensor:
     if rows.dtype is torch.float64:
         return torch.linalg.vector_norm(rows, dim=1).square_()
     norms = torch.linalg.vector_norm(rows, dim=1).double()
-    unsafe = ~((norms > 1e-12) & (norms < 1e15))
-    if bool(unsafe.any()):
-        index = unsafe.nonzero().squeeze(1)
-        norms[index] = torch.linalg.vector_norm(rows[index], dim=1, dtype=torch.float64)
+    if len(norms):
+        low, high = torch.aminmax(norms)  # both are NaN if any norm is
+        if not (float(low) > 1e-12 and float(high) < 1e15):
+            index = (~((norms > 1e-12) & (norms < 1e15))).nonzero().squeeze(1)
+            norms[index] = torch.linalg.vector_norm(rows[index], dim=1, dtype=torch.float64)
     return norms.square_()

@@ -8,6 +8,9 @@ from torch import Tensor
 from gnomon.updates.leaves.factored import exact_where_cancelled
 from gnomon.updates.leaves.leaf import Leaf
 
+LEAST_SHARE = 0.02
+"""The share of the square ceiling that a square norm must have to be accurate to about 1e-5 in float32."""
+
 
 class Residual(Leaf):
     """Updates of the form `g_i - sum_j coefficients_ij h_j`.
@@ -43,19 +46,33 @@ class Residual(Leaf):
         return self.leaf.weighted_sum(weights) - self.vectors.weighted_sum(weights @ self.coefficients)
 
     def square_norms(self) -> Tensor:
+        ceiling = self.square_ceilings()
+        if self.like.dtype is torch.float64:
+            return exact_where_cancelled(self, self._terms(), ceiling)
+        # float32 is enough for samples in which the terms do not cancel to a small part of themselves
+        square = torch.full_like(ceiling, torch.nan)
+        least = LEAST_SHARE * ceiling
+        index = (self.leaf.square_norms() > least).nonzero().squeeze(1)
+        if len(index):
+            terms = (self if len(index) == len(self) else self.select(index))._terms()
+            plausible = (terms > least[index]) & (terms < 2 * ceiling[index])
+            square[index] = torch.where(plausible, terms, torch.nan)
+        rest = square.isnan().nonzero().squeeze(1)
+        if len(rest):
+            square[rest] = self.select(rest).double().square_norms()
+        return square
+
+    def _terms(self) -> Tensor:
+        """Return the sums of the terms of the square norms, in float64."""
         coefficients = self.coefficients.double()
         cross_terms = (self.leaf.gram(self.vectors).double() * coefficients).sum(1)
-        square = self.leaf.square_norms() - 2 * cross_terms + self._projection_square_norms(coefficients)
-        return exact_where_cancelled(self, square, self.square_ceilings())
+        square, _ = self.vectors.grams()
+        return self.leaf.square_norms() - 2 * cross_terms + ((coefficients @ square) * coefficients).sum(1)
 
     def square_ceilings(self) -> Tensor:
         """Return the square of the sum of the ceilings of the update and of its projection."""
         lengths = self.vectors.square_ceilings().sqrt()
         return (self.leaf.square_ceilings().sqrt() + self.coefficients.double().abs() @ lengths).square()
-
-    def _projection_square_norms(self, coefficients: Tensor) -> Tensor:
-        square = self.vectors.gram(self.vectors).double()
-        return ((coefficients @ square) * coefficients).sum(1)
 
     def select(self, index: Tensor) -> Residual:
         return Residual(self.leaf.select(index), self.vectors, self.coefficients[index])

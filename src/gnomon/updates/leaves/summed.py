@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import combinations
 
 import torch
@@ -35,9 +36,19 @@ class Summed(Leaf):
         return torch.stack([part.weighted_sum(weights) for part in self.parts]).sum(0)
 
     def square_norms(self) -> Tensor:
-        squares = [part.square_norms() for part in self.parts]
-        cross_terms = [2 * a.inner(b) for a, b in combinations(self.parts, 2)]
-        return exact_where_cancelled(self, torch.stack([*squares, *cross_terms]).sum(0), self.square_ceilings())
+        return self._measured[0]
+
+    def square_spreads(self) -> Tensor:
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """The square norms and the spread of their terms."""
+        cross_terms = [a.inner_with_spread(b) for a, b in combinations(self.parts, 2)]
+        squares = [part.square_norms() for part in self.parts] + [2 * cross for cross, _ in cross_terms]
+        spreads = [part.square_spreads() for part in self.parts] + [2 * spread for _, spread in cross_terms]
+        spread = torch.stack(spreads).sum(0)
+        return exact_where_cancelled(self, torch.stack(squares).sum(0), self.square_ceilings(), spread), spread
 
     def square_ceilings(self) -> Tensor:
         return torch.stack([part.square_ceilings().sqrt() for part in self.parts]).sum(0).square()

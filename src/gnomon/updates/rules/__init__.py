@@ -1,6 +1,6 @@
 """The rules that compute per-sample updates, one for each layer type; importing this package registers them."""
 
-from gnomon.updates.rules import attention, convolution, embedding, linear, normalisation, recurrent
+from gnomon.updates.rules import attention, convolution, embedding, linear, normalisation, recurrent, transformers
 from gnomon.updates.rules.registry import Drift, Rule, Shift, Tap, find_rule, forward_rule, rule
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "normalisation",
     "recurrent",
     "rule",
+    "transformers",
 ]

@@ -68,13 +68,14 @@ class Rule:
     """
 
 
-_rules: dict[type[nn.Module], Rule] = {}
+_rules: dict[type[nn.Module] | str, Rule] = {}
+"""The rules by type, or by the full name of a type in a library that need not be installed."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def rule(
-    *types: type[nn.Module],
+    *types: type[nn.Module] | str,
     batch_anywhere: bool = False,
     applies: Callable[[Any], bool] = lambda module: True,
     shift: Callable[[Any, Tensor, Drift], Tensor | None] | None = None,
@@ -85,7 +86,8 @@ def rule(
     The function maps (module, inputs, gradient of the output) to a leaf for each parameter of the module, by name.
 
     Args:
-        types: the types of modules. Subclasses inherit the rule unless they override the forward pass.
+        types: the types of modules, or the full names of types in a library that need not be installed. Subclasses
+            inherit the rule unless they override the forward pass.
         batch_anywhere: whether the batch may be any leading dimension, or must be the first.
         applies: returns whether the rule covers the settings of a module.
         shift: maps (module, inputs, drift) to the term that each sample's own parameters add to the output.
@@ -163,8 +165,8 @@ def find_rule(module: nn.Module) -> Rule | None:
     if "forward" in vars(module):  # the instance has a forward pass of its own
         return None
     for kind in type(module).__mro__:
-        if kind in _rules:
-            registered = _rules[kind]
+        registered = _rules.get(kind) or _rules.get(f"{kind.__module__}.{kind.__qualname__}")
+        if registered is not None:
             inherited = all(getattr(type(module), name, None) is getattr(kind, name, None) for name in FORWARD)
             return registered if inherited and registered.applies(module) else None
     return None
