@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -71,8 +72,11 @@ class BesideLossBasis(Basis):
 
     def __init__(self, inner: Basis, most: float, scale: float) -> None:
         self.inner, self._most, self._scale = inner, most, scale
-        first = next(iter(inner.like.values()))
-        self.like = {**inner.like, LOSS: first.new_zeros(1)}
+
+    @cached_property
+    def like(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        first = next(iter(self.inner.like.values()))
+        return {**self.inner.like, LOSS: first.new_zeros(1)}
 
     @property
     def rank(self) -> int | None:

@@ -8,8 +8,9 @@ sum of public gradients. The p x k matrix V is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +31,15 @@ LEAST_EIGENVALUE = 1e-13
 
 LARGEST_ERROR = 1e-3
 """The largest error that rounding may cause in a coordinate, in units of the length of the update."""
+
+LARGEST_TILT = 1e-4
+"""The largest error that rounding of a Gram matrix may cause in the lengths and angles of basis vectors."""
+
+QUICK_ROUNDINGS = 4
+"""The error of an entry `<h_i, h_j>` of a Gram matrix from `Leaf.grams`, in roundings of `|h_i| |h_j|`."""
+
+QUICK_RANGE = 1e-18, 1e30
+"""The range of the largest square norm in which no gradient that matters underflows or overflows in float32."""
 
 ROUNDINGS_SAVED = 100
 """The factor by which inner products err less than the sum over a batch for which the release allows."""
@@ -97,13 +107,6 @@ class PublicEigenspace(Subspace):
         loader = Loader(self.public, "public", device)
         inputs, targets = loader.take(self._chosen(len(loader), context))
         updates = gradients(context.model, context.loss, inputs, targets, layouts=context.layouts)
-        usable = torch.isfinite(updates.norms())
-        if not bool(usable.all()):
-            if not bool(usable.any()):
-                raise DataError(
-                    "public", "has no record with a finite gradient", "look for NaN or huge values in its records"
-                )
-            updates = updates.select(usable.nonzero().squeeze(1))
         make = tensor_bases if self.per_tensor else shared_basis
         return make(updates, self.rank)
 
@@ -120,13 +123,28 @@ class SharedBasis(Basis):
     """The basis of one subspace of all parameters together.
 
     Args:
-        public: the public gradients, H.
-        mixing: U, (m, k): the basis vectors as combinations of public gradients.
+        public: the public gradients, H. Those that are not finite are dropped, unless U is given.
+        mixing: U, (m, k): the basis vectors as combinations of public gradients; or the rank, and U is computed when it
+            is needed first. If that is for coordinates, public gradients are written out once for U and for them.
     """
 
-    def __init__(self, public: Updates, mixing: Tensor) -> None:
-        self.public, self.mixing = public, mixing
-        self.like = {COORDINATES: mixing.new_zeros(mixing.shape[1])}
+    def __init__(self, public: Updates, mixing: Tensor | float) -> None:
+        self._public, self._wanted = public, mixing
+        self._solved: tuple[Updates, Tensor, Tensor] | None = None
+
+    @property
+    def public(self) -> Updates:
+        """The public gradients from which basis vectors are combined."""
+        return self._result[0]
+
+    @cached_property
+    def mixing(self) -> Tensor:
+        """U, (m, k)."""
+        return self._result[1]
+
+    @cached_property
+    def like(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        return {COORDINATES: self.mixing.new_zeros(self.mixing.shape[1])}
 
     @property
     def rank(self) -> int:
@@ -134,9 +152,10 @@ class SharedBasis(Basis):
         return self.mixing.shape[1]
 
     def coordinates(self, updates: Updates) -> Updates:
-        values = updates.gram(self.public) @ self.mixing
-        ceilings = updates.ceilings_by_parameter().square().sum(1) * _gain(self.public.norms(), self.mixing)
-        return in_coordinates(values, updates.losses, ceilings)
+        products = self._solve(updates) if self._solved is None else None
+        products = updates.gram(self.public) if products is None else products
+        ceilings = updates.ceilings_by_parameter().square().sum(1) * self._gain
+        return in_coordinates(products @ self.mixing, updates.losses, ceilings)
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.public.weighted_sum(self.mixing @ vector[COORDINATES])
@@ -150,22 +169,59 @@ class SharedBasis(Basis):
         """Return the p x k matrix V, for tests and small problems."""
         return self.public.dense().T @ self.mixing
 
+    @cached_property
+    def _gain(self) -> Tensor:
+        return _gain(self._result[2], self.mixing)
+
+    @property
+    def _result(self) -> tuple[Updates, Tensor, Tensor]:
+        """The public gradients, U, and the norms of the public gradients."""
+        if self._solved is None:
+            self._solve()
+        assert self._solved is not None
+        return self._solved
+
+    def _solve(self, updates: Updates | None = None) -> Tensor | None:
+        """Compute U, and in the same pass the inner products of `updates` with the public gradients, (B, m)."""
+        if isinstance(self._wanted, Tensor):
+            self._solved = self._public, self._wanted, self._public.norms()
+            return None
+        public, squares, products = _grams(self._public, updates, self._public.names)
+        square = torch.stack(list(squares.values())).sum(0)
+        self._solved = public, *_combined(square, public.leaves.values(), self._wanted, public.losses.dtype)
+        return torch.stack([found.to(public.losses.dtype) for found in products.values()]).sum(0) if products else None
+
 
 class TensorBases(Basis):
     """The basis of one subspace for each parameter tensor.
 
     Args:
-        public: the public gradients.
-        mixings: U for each parameter tensor by name; None for a tensor no larger than the rank, which stays whole.
+        public: the public gradients. Those that are not finite are dropped.
+        rank: the dimension of each subspace, or the share of the energy to keep. A tensor no larger than the rank stays
+            whole. The basis vectors are computed when they are needed first, as those of `SharedBasis`.
     """
 
-    def __init__(self, public: Updates, mixings: Mapping[str, Tensor | None]) -> None:
-        self.public, self.mixings = public, mixings
-        self.like = {
-            name: public.leaves[name].like.new_zeros(
-                public.leaves[name].shape.numel() if mixing is None else mixing.shape[1]
-            )
-            for name, mixing in mixings.items()
+    def __init__(self, public: Updates, rank: float) -> None:
+        self._public, self._wanted = public, rank
+        self._solved: tuple[Updates, dict[str, tuple[Tensor, Tensor]]] | None = None
+
+    @property
+    def public(self) -> Updates:
+        """The public gradients from which basis vectors are combined."""
+        return self._result[0]
+
+    @cached_property
+    def mixings(self) -> Mapping[str, Tensor | None]:
+        """U for each parameter tensor by name; None for a tensor that stays whole."""
+        public, solved = self._result
+        return {name: solved[name][0] if name in solved else None for name in public.names}
+
+    @cached_property
+    def like(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        leaves = self.public.leaves
+        return {
+            name: leaves[name].like.new_zeros(leaves[name].shape.numel() if mixing is None else mixing.shape[1])
+            for name, mixing in self.mixings.items()
         }
 
     @property
@@ -179,15 +235,17 @@ class TensorBases(Basis):
         return self
 
     def coordinates(self, updates: Updates) -> Updates:
-        return Updates({name: self._part(name, updates.leaves[name]) for name in self.mixings}, updates.losses)
+        products = self._solve(updates) if self._solved is None else {}
+        parts = {name: self._part(name, updates.leaves[name], products.get(name)) for name in self.mixings}
+        return Updates(parts, updates.losses)
 
-    def _part(self, name: str, leaf: Leaf) -> Dense:
+    def _part(self, name: str, leaf: Leaf, products: Tensor | None) -> Dense:
         """Return the coordinates of the updates of one parameter tensor."""
-        mixing, public = self.mixings[name], self.public.leaves[name]
+        mixing = self.mixings[name]
         if mixing is None:
             return Dense(leaf.dense().reshape(len(leaf), leaf.shape.numel()), leaf.square_ceilings())
-        gain = _gain(public.square_norms().sqrt(), mixing)
-        return Dense(leaf.gram(public) @ mixing, leaf.square_ceilings() * gain)
+        products = leaf.gram(self.public.leaves[name]) if products is None else products
+        return Dense(products @ mixing, leaf.square_ceilings() * self._gains[name])
 
     def lift(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         lifted = {}
@@ -196,6 +254,71 @@ class TensorBases(Basis):
             part = vector[name]
             lifted[name] = part.reshape(leaf.shape) if mixing is None else leaf.weighted_sum(mixing @ part)
         return lifted
+
+    @cached_property
+    def _gains(self) -> dict[str, Tensor]:
+        return {name: _gain(norms, mixing) for name, (mixing, norms) in self._result[1].items()}
+
+    @property
+    def _result(self) -> tuple[Updates, dict[str, tuple[Tensor, Tensor]]]:
+        """The public gradients, and for each tensor that does not stay whole U and the norms of its gradients."""
+        if self._solved is None:
+            self._solve()
+        assert self._solved is not None
+        return self._solved
+
+    def _solve(self, updates: Updates | None = None) -> dict[str, Tensor]:
+        """Compute U, and in the same pass the inner products of `updates` with the public gradients, by tensor."""
+        leaves = self._public.leaves
+        names = [name for name, leaf in leaves.items() if self._wanted < 1 or leaf.shape.numel() > self._wanted]
+        public, squares, products = _grams(self._public, updates, names)
+        solved = {
+            name: _combined(square, [public.leaves[name]], self._wanted, leaves[name].like.dtype)
+            for name, square in squares.items()
+        }
+        self._solved = public, solved
+        return products
+
+
+def _grams(
+    public: Updates, updates: Updates | None, names: Iterable[str]
+) -> tuple[Updates, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the public gradients that are finite, and the two results of their `Leaf.grams` by parameter.
+
+    The Gram matrices do not depend on `updates`, not even in their rounding errors, so that a basis is public.
+    """
+    squares, products = {}, {}
+    for name in names:
+        squares[name], found = public.leaves[name].grams(None if updates is None else updates.leaves[name])
+        if found is not None:
+            products[name] = found
+    if not all(bool(torch.isfinite(square.diagonal()).all()) for square in squares.values()):
+        usable = _finite(public)
+        public = public.select(usable)
+        squares = {name: square[usable][:, usable] for name, square in squares.items()}
+        products = {name: found[:, usable] for name, found in products.items()}
+    return public, squares, products
+
+
+def _combined(gram: Tensor, leaves: Iterable[Leaf], rank: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return U and the norms of the public gradients, from an exact Gram matrix if a rounded one is not enough."""
+    directions = quick_mixing(gram, rank, dtype)
+    if directions is None:
+        gram = torch.stack([leaf.self_gram() for leaf in leaves]).sum(0)
+        directions = mixing(gram, rank, dtype)
+    return directions, gram.diagonal().clamp_min(0).sqrt()
+
+
+def _finite(public: Updates) -> Tensor:
+    """Return the positions of the public gradients that are finite.
+
+    Raises:
+        DataError: there is none.
+    """
+    usable = torch.isfinite(public.norms())
+    if not bool(usable.any()):
+        raise DataError("public", "has no record with a finite gradient", "look for NaN or huge values in its records")
+    return usable.nonzero().squeeze(1)
 
 
 def _gain(norms: Tensor, mixing: Tensor) -> Tensor:
@@ -208,17 +331,44 @@ def _gain(norms: Tensor, mixing: Tensor) -> Tensor:
 
 def shared_basis(public: Updates, rank: float) -> SharedBasis:
     """Return the basis of one subspace of all parameters."""
-    square = torch.stack([leaf.self_gram() for leaf in public.leaves.values()]).sum(0)
-    return SharedBasis(public, mixing(square, rank, public.losses.dtype))
+    return SharedBasis(public, rank)
 
 
 def tensor_bases(public: Updates, rank: float) -> TensorBases:
     """Return the basis with one subspace for each parameter tensor."""
-    mixings: dict[str, Tensor | None] = {}
-    for name, leaf in public.leaves.items():
-        small = rank >= 1 and leaf.shape.numel() <= rank
-        mixings[name] = None if small else mixing(leaf.self_gram(), rank, leaf.like.dtype)
-    return TensorBases(public, mixings)
+    return TensorBases(public, rank)
+
+
+def quick_mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor | None:
+    """Return `mixing` of a Gram matrix whose entries are rounded to `dtype`; None if that could not be told from it.
+
+    Guarantee: the Gram matrix of the resulting basis vectors differs from the identity by at most about
+    `LARGEST_TILT`. If an entry `<h_i, h_j>` errs by `e |h_i| |h_j|`, that of two basis vectors u and v errs by
+    `e |D u| |D v|` for D = diag(|h_i|), up to a small factor.
+
+    Args:
+        gram: the Gram matrix, (m, m), float64, of products in `dtype`.
+        rank: the number of dimensions, or a fraction of the energy below 1.
+        dtype: the precision of the products.
+
+    >>> gram = torch.diag(torch.tensor([4.0, 1.0, 1e-9], dtype=torch.float64))
+    >>> quick_mixing(gram, 2, torch.float32)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 1.0000],
+            [0.0000, 0.0000]])
+    >>> twice = torch.ones(2, 2, dtype=torch.float64)  # is there a second direction?
+    >>> quick_mixing(twice, 2, torch.float32) is None
+    True
+    """
+    squares = gram.diagonal()
+    if not QUICK_RANGE[0] < float(squares.max()) < QUICK_RANGE[1] or not bool(torch.isfinite(squares).all()):
+        return None
+    directions, truncated = _directions(gram, rank)
+    if dtype is not torch.float64:
+        tilt = QUICK_ROUNDINGS * torch.finfo(dtype).eps * (squares @ directions.square())
+        if truncated or not bool((tilt < LARGEST_TILT).all()):
+            return None
+    return _accurate(gram, directions, dtype)
 
 
 def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
@@ -237,16 +387,25 @@ def mixing(gram: Tensor, rank: float, dtype: torch.dtype) -> Tensor:
             [0.0000, 1.0000],
             [0.0000, 0.0000]])
     """
+    return _accurate(gram, _directions(gram, rank)[0], dtype)
+
+
+def _directions(gram: Tensor, rank: float) -> tuple[Tensor, bool]:
+    """Return `Q_k L_k^(-1/2)` in float64, and whether k was limited by the number of eigenvalues above rounding."""
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    count = int((values > LEAST_EIGENVALUE * values[0]).sum())
     if rank < 1:
         energy = values.clamp_min(0).cumsum(0)
-        count = min(count, int((energy < rank * energy[-1]).sum()) + 1)
+        wanted = int((energy < rank * energy[-1]).sum()) + 1
     else:
-        count = min(count, int(rank))
+        wanted = min(int(rank), len(values))
+    count = min(wanted, int((values > LEAST_EIGENVALUE * values[0]).sum()))
     signs = torch.where(vectors[:, :count].sum(0) < 0, -1.0, 1.0)  # eigh does not determine the signs
-    directions = vectors[:, :count] * (signs * values[:count].rsqrt())
+    return vectors[:, :count] * (signs * values[:count].rsqrt()), count < wanted
+
+
+def _accurate(gram: Tensor, directions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the directions in which coordinates are accurate, as `dtype`."""
     # keep a direction made of tiny gradients, which is exact; drop one made of large gradients that cancel to rounding
     gains = gram.diagonal().clamp_min(0).sqrt() @ directions.abs()
     return directions[:, gains * torch.finfo(dtype).eps < LARGEST_ERROR].to(dtype)

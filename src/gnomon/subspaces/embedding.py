@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -77,8 +78,11 @@ class EmbeddingBasis(Basis):
     """
 
     def __init__(self, embedding: SharedBasis, like: Mapping[str, Tensor], scales: tuple[float, float]) -> None:
-        self.embedding, self._scales = embedding, scales
-        self.like = {**embedding.like, **like}
+        self.embedding, self._parameters, self._scales = embedding, like, scales
+
+    @cached_property
+    def like(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        return {**self.embedding.like, **self._parameters}
 
     @property
     def projection(self) -> Basis | None:
