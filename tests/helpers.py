@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +16,14 @@ from gnomon import Trainer
 
 ROOT = Path(__file__).parents[1]
 """The folder of the repository."""
+
+
+def benchmark(name: str) -> ModuleType:
+    """Import a module of the folder `benchmarks`, also if a library has installed a package of that name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module(name)
+
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 """The loss of each sample."""

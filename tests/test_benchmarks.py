@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import pickle
@@ -14,17 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import ROOT
+from tests.helpers import benchmark
 
-
-def _module(name: str):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module(name)
-
-
-engines, measure, workloads = _module("engines"), _module("measure"), _module("workloads")
-steps, growth = _module("steps"), _module("growth")
+engines, measure, workloads = benchmark("engines"), benchmark("measure"), benchmark("workloads")
+steps, growth = benchmark("steps"), benchmark("growth")
 LINEAR = workloads.Row("linear", partial(nn.Linear, 8, 10), partial(workloads.labelled, (8,)), 4)
 
 

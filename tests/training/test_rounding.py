@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.rounding_attack import WIDTH, crafted_inputs, mirrored_weight, palindromes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,17 +12,19 @@ from gnomon.accounting import FullBatch, Poisson, Sampling
 from gnomon.release import SeededNoise
 from gnomon.training.placement import multiple, place
 from gnomon.updates.trees import batch_size
+from tests.helpers import benchmark
 
+attack = benchmark("rounding_attack")
 GENERATOR = torch.Generator().manual_seed(0)
-WEIGHT = mirrored_weight(GENERATOR)
+WEIGHT = attack.mirrored_weight(GENERATOR)
 
 
 def released(extra: bool, records: int, sampler: Sampling, crafted: Tensor, runs: int, **settings) -> Tensor:
     """Return the change of the weights along the crafted records in noise-free steps, in units of the clip bound."""
-    inputs = crafted_inputs(crafted, records)
+    inputs = attack.crafted_inputs(crafted, records)
     if extra:  # a record without an update of its own, in front of all others
-        inputs = torch.cat([torch.zeros(1, WIDTH), inputs])
-    model = nn.Linear(WIDTH, 2, bias=False)
+        inputs = torch.cat([torch.zeros(1, attack.WIDTH), inputs])
+    model = nn.Linear(attack.WIDTH, 2, bias=False)
     trainer = gnomon.Trainer(
         model, nn.CrossEntropyLoss(reduction="none"), torch.optim.SGD(model.parameters(), lr=1.0), sampler=sampler,
         expected_batch_size=1, noise_multiplier=0.0, target_delta=1e-5, steps=runs, progress=False, **settings,
@@ -40,7 +41,7 @@ def released(extra: bool, records: int, sampler: Sampling, crafted: Tensor, runs
 
 @pytest.fixture(scope="module")
 def crafted() -> Tensor:
-    records = palindromes(WEIGHT, GENERATOR, attempts=50)
+    records = attack.palindromes(WEIGHT, GENERATOR, attempts=50)
     if not len(records):
         pytest.skip("a linear layer rounds all rows alike on this machine")
     return records

@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from gnomon.clipping import ClipRule
 from gnomon.errors import StateError
+from gnomon.memory import reuse_freed_memory
 from gnomon.methods import Method
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Basis, StepContext
-from gnomon.subspaces.basis import AmbientBasis
 from gnomon.training.checks.clip_rule import refuse_mixing_rule
 from gnomon.training.checks.independence import CoordinateMap, refuse_touched
 from gnomon.training.mechanism import Mechanism
@@ -54,10 +54,6 @@ class Release(NamedTuple):
     coordinates: Mapping[str, Tensor]
     extra: Mapping[str, float]
     basis: Basis
-
-    def without_basis(self) -> Release:
-        """Return the same numbers in the basis of the coordinates themselves, which needs no memory."""
-        return self._replace(basis=AmbientBasis(self.coordinates))
 
 
 @dataclass
@@ -138,6 +134,7 @@ class PrivateStep:
         observers: Sequence[Observer] = (),
         door: Callable[..., Door] | None = None,
     ) -> None:
+        reuse_freed_memory()
         self.model, self.loss, self._mechanism = model, per_sample(loss), mechanism
         self.noise = noise or SecureNoise()
         self.charge = charge

@@ -171,7 +171,7 @@ class Trainer:
             observers=observers,
         )
         self.released: Release | None = None
-        """The release of the last step."""
+        """The release of the last step; None before the first one and while a step is computed."""
         self.ledger_session = LedgerSession(
             ledger if self.noise.private else None,  # seeded noise hides nothing, so there is nothing to count
             self.account,
@@ -418,8 +418,7 @@ class Trainer:
             )
         self.admission.refuse_exchanged(self.method, self.loss)
         self.engine.taken = self.account.steps
-        if self.released is not None:  # frees the basis of the last release, which may hold many public gradients
-            self.released = self.released.without_basis()
+        self.released = None  # frees the last release, and its basis, which may hold many public gradients
         try:
             for inputs, targets in physical:
                 self.engine.accumulate(inputs, targets)

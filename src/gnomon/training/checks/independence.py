@@ -313,10 +313,15 @@ def _whole_apart(before: Updates, after: Updates) -> float:
             (drawn / norms.clamp(min=1)).to(losses.dtype).where(usable, 0)
         )  # so that no sample dominates or overflows the sum
         old, new = before.weighted_sum(weights), after.weighted_sum(weights)
-        apart = sum(float((old[name] - new[name]).double().square().sum()) for name in old) ** 0.5
+        apart = math.hypot(*(_distance(old.pop(name), new.pop(name)) for name in [*old]))
         scale = float((weights.abs() * norms).sum())
         found.append(apart / max(scale, 1e-300) if apart else 0.0)
     return float(torch.tensor(found, dtype=torch.float64).max())  # NaN if any is NaN
+
+
+def _distance(old: Tensor, new: Tensor) -> float:
+    """Return the norm of the difference of two sums; the first is overwritten, because sums may be large."""
+    return float(torch.linalg.vector_norm(old.sub_(new), dtype=torch.float64))
 
 
 def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
@@ -346,7 +351,7 @@ def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
         was, now = before.weighted_sum(drawn * old), after.weighted_sum(drawn * new)
         scales = (drawn.abs() * counted).sum(0)
         for name, scale in zip(was, scales.tolist(), strict=True):
-            apart = float(torch.linalg.vector_norm((was[name] - now[name]).double()))
+            apart = _distance(was[name], now[name])
             if math.isnan(apart):
                 return apart
             worst = max(worst, apart / max(scale, 1e-300))
