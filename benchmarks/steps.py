@@ -233,6 +233,15 @@ def chart(rows: Mapping[str, Result], path: Path) -> None:
     figure.savefig(path)
 
 
+def store(out: Path, results: Mapping[str, Result]) -> None:
+    """Add rows to the results of earlier runs, and write table and chart of all of them."""
+    merged = save(out / "steps.json", results)
+    order = [row.name for row in ROWS]
+    rows = dict(sorted(merged.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    (out / "steps.md").write_text(table(rows))
+    chart(rows, out / "steps.png")
+
+
 # -- command line ------------------------------------------------------------------------------------
 
 
@@ -286,12 +295,7 @@ def main() -> None:
         summary = results[row.name]["engines"].get("Gnomon", {})
         text = f"Gnomon {summary['ratio']:.2f}" if "ratio" in summary else summary.get("cannot", "failed")
         print(f"{text} ({time.perf_counter() - started:.0f} s)", flush=True)
-        save(out / "steps.json", results)
-    merged = save(out / "steps.json", results)
-    order = [row.name for row in ROWS]
-    everything = dict(sorted(merged.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
-    (out / "steps.md").write_text(table(everything))
-    chart(everything, out / "steps.png")
+        store(out, results)
     print("\n" + table(results))
     print(f"saved steps.json, steps.md and steps.png in {out}")
 

@@ -23,6 +23,7 @@ from gnomon.updates.exact import exact_products
 from gnomon.updates.fallback import explained_vmap, with_values
 from gnomon.updates.layouts import Layouts
 from gnomon.updates.leaves import Dense, Factored, Indexed, Leaf, Summed, Zero, add
+from gnomon.updates.leaves.leaf import amplifies
 from gnomon.updates.recorder import Memo, NeedsCopies
 from gnomon.updates.trees import batch_size, same_memory
 from gnomon.updates.updates import Updates
@@ -191,13 +192,17 @@ class ParameterDrift:
         self.payload = payload * -descent.lr
         self.rows = 0 if carrier is None else carrier.shape[1]
         """The number of rows of the buffers that are in use."""
+        self._moderate = not descent.momentum and not self._amplifies(carrier, self.payload)
+        """Whether all entries of carrier and payload are known to be moderate; with momentum, all rows change."""
 
     def take(self, gradient: Leaf) -> None:
         """Make one more step."""
         carrier, payload = self._split(gradient)
+        rows = self.rows
         step_rows = self._rows_for(carrier)
         if self.velocity is None:
-            self._view(self.payload, step_rows).sub_(payload, alpha=self.descent.lr)
+            changed = self._view(self.payload, step_rows).sub_(payload, alpha=self.descent.lr)
+            self._moderate = self._moderate and not self._amplifies(carrier if self.rows > rows else None, changed)
             return
         all_rows = slice(0, self.rows)
         self._view(self.velocity, all_rows).mul_(self.descent.momentum)
@@ -211,8 +216,13 @@ class ParameterDrift:
             return Dense(self.payload)
         carrier, payload = self.carrier[:, : self.rows], self.payload[:, : self.rows]
         if carrier.is_floating_point():
-            return Factored(carrier[:, None], payload[:, None], self.shape)
+            return Factored(carrier[:, None], payload[:, None], self.shape, self._moderate)
         return Indexed(carrier, payload, self.shape)
+
+    def _amplifies(self, carrier: Tensor | None, payload: Tensor) -> bool:
+        """Return whether a factored displacement has a huge entry; a displacement in another form has no use for it."""
+        factored = self.carrier is not None and self.carrier.is_floating_point()
+        return factored and (amplifies(payload) or (carrier is not None and amplifies(carrier)))
 
     def _split(self, leaf: Leaf) -> tuple[Tensor | None, Tensor]:
         """Return carrier (B, T, ...) and payload (B, T, ...) of a gradient; a dense one has no carrier."""

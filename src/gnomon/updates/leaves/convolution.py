@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gnomon.updates.leaves.factored import Factored, Measured
 from gnomon.updates.leaves.leaf import Leaf, amplifies, row_square_norms
 
-WINDOW_BYTES = 4 * 2**20
+WINDOW_BYTES = 2 * 2**20
 """The size of the windows that are extracted at a time, which are read once and should stay in the cache."""
 
 

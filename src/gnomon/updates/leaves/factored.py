@@ -42,6 +42,7 @@ class Factored(Leaf):
         inputs: the T inputs of the layer, (B, H, T, in).
         outputs: the T gradients of its outputs, (B, H, T, out).
         shape: the shape of the parameter.
+        moderate: whether all entries of the factors are known to be below `HUGE`, so that `times` need not read them.
 
     >>> leaf = Factored(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0]]]]), torch.Size([1, 2]))
     >>> leaf.dense()
@@ -50,8 +51,8 @@ class Factored(Leaf):
     tensor([45.], dtype=torch.float64)
     """
 
-    def __init__(self, inputs: Tensor, outputs: Tensor, shape: torch.Size) -> None:
-        self.inputs, self.outputs, self.shape = inputs, outputs, shape
+    def __init__(self, inputs: Tensor, outputs: Tensor, shape: torch.Size, moderate: bool = False) -> None:
+        self.inputs, self.outputs, self.shape, self._moderate = inputs, outputs, shape, moderate
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -257,7 +258,7 @@ class Factored(Leaf):
     def times(self, x: Tensor) -> Tensor:
         if self.inputs.shape[1] > 1:
             return super().times(x)
-        if any(amplifies(factor) for factor in (x, self.inputs, self.outputs)):
+        if any(amplifies(factor) for factor in ((x,) if self._moderate else (x, self.inputs, self.outputs))):
             # an intermediate product could overflow in float32
             exact = self.double()
             return ((x.double() @ exact.inputs[:, 0].mT) @ exact.outputs[:, 0]).to(x.dtype)
