@@ -94,3 +94,35 @@ def test_a_sample_of_weight_zero_adds_nothing_even_if_it_is_not_finite(model):
     kept = [0, 1, 3, 4]
     expected = loop(model, squares, TOKENS[kept], None).sum(0)
     torch.testing.assert_close(torch.cat([value.flatten() for value in summed.values()]), expected)
+
+
+class Masked(nn.Module):
+    """Dropout inside a checkpoint, which may draw another mask each time it is recomputed."""
+
+    def __init__(self, share: float, preserve: bool = True) -> None:
+        super().__init__()
+        self.body, self.head, self.drop, self.preserve = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(share), preserve
+
+    def forward(self, x: Tensor) -> Tensor:
+        def masked(v: Tensor) -> Tensor:
+            return self.drop(self.body(v))
+
+        return self.head(checkpoint(masked, x, use_reentrant=False, preserve_rng_state=self.preserve))
+
+
+def noisy_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs + torch.randn_like(outputs)).square().sum(1)
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+@pytest.mark.parametrize(("share", "loss"), [(0.5, squares), (0.0, noisy_squares)])
+def test_norms_are_those_of_the_sums_whatever_model_and_loss_draw(share, loss, preserve):
+    torch.manual_seed(0)
+    model = Masked(share, preserve).train()
+    updates = gradients(model, loss, torch.randn(5, 6), torch.randn(5, 3))
+    assert isinstance(updates, TwoPassUpdates) == (share == 0)
+    norms = updates.norms()
+    for one, norm in zip(torch.eye(5), norms, strict=True):
+        for weights in (one, one[:, None].expand(-1, len(updates.names))):  # flat, and with a weight per parameter
+            length = torch.cat([part.flatten() for part in updates.weighted_sum(weights).values()]).norm()
+            assert float(length) == pytest.approx(float(norm), rel=1e-5)

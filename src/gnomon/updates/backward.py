@@ -63,10 +63,12 @@ def backward(
     collector = Collector(layout, convert)
     forward = ForwardPass(model, loss, inputs, targets, size, layouts, collector, drifted)
     leaves = collector.leaves(forward, forward.differentiate(collector))
-    ordered = {
-        name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach()) for name, p in trainable.items()
-    }
-    return ordered, lowest_precision(forward.losses, trainable)
+    return for_all(trainable, leaves, size), lowest_precision(forward.losses, trainable)
+
+
+def for_all(trainable: Mapping[str, nn.Parameter], leaves: Mapping[str, Leaf], size: int) -> dict[str, Leaf]:
+    """Return the leaves in the order of the parameters, with zero for parameters that the forward pass did not use."""
+    return {name: leaves[name] if name in leaves else Zero(size, p.shape, p.detach()) for name, p in trainable.items()}
 
 
 def no_samples(model: nn.Module, trainable: Mapping[str, nn.Parameter]) -> tuple[dict[str, Leaf], Tensor]:

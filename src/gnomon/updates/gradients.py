@@ -26,8 +26,9 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layout
     Guarantee: the result equals that of a loop of single-sample backward passes, up to rounding, if samples do not
     interact in the model. The model is left as it was: without hooks, new attributes or `.grad`.
 
-    For a model under activation checkpointing (`torch.utils.checkpoint`) only the norms are kept, and the sum over the
-    samples takes a second backward pass, so that memory follows that of plain SGD with the same checkpoints.
+    For a model under activation checkpointing (`torch.utils.checkpoint`) without dropout or other random numbers, only
+    the norms are kept, and the sum over the samples takes a second backward pass, so that memory follows that of plain
+    SGD with the same checkpoints.
 
     Args:
         model: the model.

@@ -37,6 +37,8 @@ class Layout:
     """The values without a batch dimension that are expanded along the batch."""
     checkpointed: bool = False
     """Whether activations are recomputed in the backward pass (`torch.utils.checkpoint`)."""
+    draws: bool = False
+    """Whether a model under activation checkpointing draws random numbers; not determined for other models."""
 
 
 def uncovered_parameters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gnomon.updates.layout import Layout, compared, run_samples
+from gnomon.updates.random_ops import RepeatableRandomness
 from gnomon.updates.rules import find_rule
 from gnomon.updates.snapshot import untouched
 from gnomon.updates.trees import tensors
@@ -61,6 +63,10 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
             expansions = find_expansions(model, inputs, layout.outputs)
             if expansions:
                 layout = compared(model, *(run_samples(model, inputs, size, expansions) for size in (2, 3)))
+        if layout.checkpointed:
+            with RepeatableRandomness(model).repeated() as random_ops:
+                run_samples(model, inputs, 2, layout.expansions)
+            layout = replace(layout, draws=random_ops.drew)
     return layout
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gnomon.losses import Loss
-from gnomon.updates.backward import Collector, ForwardPass, backward, lowest_precision, trainable_parameters
+from gnomon.updates.backward import Collector, ForwardPass, for_all, lowest_precision, trainable_parameters
 from gnomon.updates.exact import exact_products
 from gnomon.updates.layout import Layout
 from gnomon.updates.layouts import Layouts
@@ -29,17 +29,20 @@ LEAST_WEIGHT = 1e-20
 
 
 def supports_two_passes(layout: Layout) -> bool:
-    """Return whether a model uses activation checkpointing, and every parameter has a rule or is expanded."""
-    return (
-        layout.checkpointed and not layout.uncovered and None not in {d for dims in layout.batch.values() for d in dims}
-    )
+    """Return whether a model uses activation checkpointing, and every parameter has a rule or is expanded.
+
+    A model that draws random numbers, such as dropout masks, is excluded: a checkpoint may draw others each time it is
+    recomputed, and norms and sums of different masks would break the clip bound.
+    """
+    covered = not layout.uncovered and None not in {d for dims in layout.batch.values() for d in dims}
+    return layout.checkpointed and not layout.draws and covered
 
 
 class TwoPassUpdates(Updates):
     """Per-sample gradients of which only norms are kept; sums are computed by differentiating weighted losses.
 
     Operations that need the gradients themselves (`gram`, `dense`, `select`, sums with a weight for each parameter)
-    compute them once, in full.
+    compute them once, in full, from the same forward pass.
 
     Args:
         model: the model.
@@ -64,8 +67,6 @@ class TwoPassUpdates(Updates):
 
     def __init__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int, layouts: Layouts) -> None:
         self._parameters = trainable_parameters(model)
-        self._arguments = (model, loss, inputs, targets, size)
-        self._layouts = layouts
         self._collector = _Measuring(layouts.of(model, inputs))
         self._forward = ForwardPass(model, loss, inputs, targets, size, layouts, self._collector)
         rest = self._collector.leaves(self._forward, self._forward.differentiate(self._collector, retain_graph=True))
@@ -74,8 +75,10 @@ class TwoPassUpdates(Updates):
 
     @cached_property
     def _full(self) -> dict[str, Leaf]:
-        leaves, _ = backward(*self._arguments, layouts=self._layouts)
-        return leaves
+        collector = Collector(self._forward.layout)
+        self._collector.successor = collector
+        leaves = collector.leaves(self._forward, self._forward.differentiate(collector, retain_graph=True))
+        return for_all(self._parameters, leaves, len(self))
 
     @property
     def leaves(self) -> dict[str, Leaf]:
