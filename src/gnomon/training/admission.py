@@ -15,6 +15,7 @@ from gnomon.data import FingerprintCache, Loader
 from gnomon.data.loader import RecordTypeError
 from gnomon.errors import DataError, StateError
 from gnomon.ledger.session import LedgerSession
+from gnomon.memory import return_freed_memory
 from gnomon.methods import Method, Update
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
@@ -118,6 +119,8 @@ class Admission:
             )
         except ModelInputError as error:
             raise ModelInputError(f"{name} and model do not fit together: {error}") from error
+        finally:
+            return_freed_memory()
         if enough(inputs, targets):
             self._checked = self._now(method, loss)
 

@@ -6,8 +6,9 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from gnomon.methods import Update
 from gnomon.release.door import SUM_ROUNDINGS, admission, lengths
 from gnomon.training.checks.model import NotPrivate
 from gnomon.updates import Loss, Updates
+from gnomon.updates.leaves import Leaf
 from gnomon.updates.random_ops import RepeatableRandomness
 from gnomon.updates.snapshot import Snapshot, untouched
 from gnomon.updates.trees import batch_size, take_rows, tensors
@@ -29,6 +31,9 @@ FEW = 8
 
 COMBINATIONS = 4
 """The number of random linear combinations of updates that are compared."""
+
+VECTORS = 16
+"""The number of random vectors whose products with an update are compared in its place."""
 
 NOTHING = {torch.float64: 1e-12, torch.float32: 1e-5}
 """By data type: a block of an update shorter than this share of the whole update is treated as zero."""
@@ -82,8 +87,23 @@ def unlike(targets: Any, position: int) -> Tensor:
 CoordinateMap = Callable[[Updates], Updates]
 """Maps updates to the coordinates in which a method clips them."""
 
-Comparison = Callable[[Updates, Updates], float]
-"""Returns the distance between two sets of updates, relative to their norms."""
+
+class Comparable(Protocol):
+    """What the check keeps of a set of updates, for comparison with those of other batches."""
+
+    def select(self, index: Tensor) -> Comparable:
+        """Return the part that belongs to the samples `index`."""
+
+    def apart_from(self, other: Any) -> float:
+        """Return the distance to what is kept of other updates of the same samples, relative to their norms."""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance that rounding explains."""
+
+
+Summary = Callable[[Updates], Comparable]
+"""Returns what the check keeps of a set of updates."""
 
 
 def refuse_dependence(
@@ -121,8 +141,8 @@ def refuse_dependence(
     """
     if batch_size(inputs) < 2:
         return
-    _refuse_dependence(model, loss, update, inputs, targets, _whole_apart)
-    clipped = partial(_blocks_apart, rule or Flat())
+    _refuse_dependence(model, loss, update, inputs, targets, Products.drawn())
+    clipped = partial(_Clipped, rule or Flat())
     if coordinates is not None:
 
         def in_coordinates(*batch: Any, **options: Any) -> Updates:
@@ -141,7 +161,7 @@ def _refuse_dependence(
     update: Update,
     inputs: Any,
     targets: Any,
-    compare: Comparison,
+    summary: Summary,
     culprit: str = "the model or the loss",
 ) -> None:
     size = batch_size(inputs)
@@ -152,12 +172,12 @@ def _refuse_dependence(
         chance = RepeatableRandomness(model)
 
         with chance.repeated() as random_ops:
-            whole = update(model, loss, inputs, targets)
+            whole = summary(update(model, loss, inputs, targets))
 
-        def run(records: tuple[Any, Any], constant: bool = False) -> Updates:
+        def run(records: tuple[Any, Any], constant: bool = False) -> Comparable:
             chance.restore()
             with chance.repeated(constant) if constant or random_ops.own_generator else nullcontext():
-                return update(model, loss, *records)
+                return summary(update(model, loss, *records))
 
         filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
         still = whole
@@ -166,10 +186,10 @@ def _refuse_dependence(
             if constant and still is whole:
                 still = run((inputs, targets), constant)
             base = (still if constant else whole).select(kept)
-            apart = compare(base, run(records, constant).select(torch.arange(len(kept))))
-            if not apart <= _tolerance(base):
-                again = compare(whole, run((inputs, targets)))
-                _refuse_mixing(culprit, how, apart, again=0.0 if again <= _tolerance(whole) else again)
+            apart = base.apart_from(run(records, constant).select(torch.arange(len(kept))))
+            if not apart <= base.tolerance:
+                again = whole.apart_from(run((inputs, targets)))
+                _refuse_mixing(culprit, how, apart, again=0.0 if again <= whole.tolerance else again)
         if touched := filled.changed():
             refuse_touched(touched)
         before.note()  # caches stay filled; otherwise the first step would be refused for filling them
@@ -196,15 +216,16 @@ def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, ta
         shorter = _shortened(rows, length, slice(0, length - cut) if last else slice(cut, length))
         with untouched(model, parameters=True, loss=loss):
             chance = RepeatableRandomness(model)
+            products = Products.drawn()
             with chance.repeated(constant=True):
-                before = update(model, loss, *rows)
+                before = products(update(model, loss, *rows))
             try:
                 with chance.repeated(constant=True):
-                    after = update(model, loss, *shorter)
+                    after = products(update(model, loss, *shorter))
             except Exception:  # the model accepts a single length, so none of its batches is padded
                 continue
-        apart = _whole_apart(before, after)
-        if not apart <= _tolerance(before):
+        apart = before.apart_from(after)
+        if not apart <= before.tolerance:
             raise NotPrivate(
                 f"with less padding, the updates of the same sequences change by {apart:.1%}: the padded length of a "
                 "batch is that of its longest record, so one record reaches the updates of others and no clip bound "
@@ -240,7 +261,7 @@ def _padding(tree: Any, length: int, last: bool) -> Tensor:
     return torch.where(runs < length, runs, 0)
 
 
-def _refuse_lasting(before: Snapshot, run: Callable[[Any], Updates], inputs: Any, targets: Any) -> Snapshot:
+def _refuse_lasting(before: Snapshot, run: Callable[[Any], Comparable], inputs: Any, targets: Any) -> Snapshot:
     """Refuse state that the first run changed, unless other records leave the same, as with a cached causal mask."""
     left = before.later()
     run((inputs, targets))
@@ -296,66 +317,129 @@ def _refuse_mixing(culprit: str, how: str, apart: float, again: float) -> None:
     )
 
 
-def _whole_apart(before: Updates, after: Updates) -> float:
-    """Return the largest relative distance between random linear combinations of two sets of updates.
+@dataclass(frozen=True)
+class Products:
+    """Multiplies each update by the same secret random vectors, and keeps the products instead of the updates.
 
-    Differences can cancel in one combination, but hardly in several.
+    They are small, so the check needs no more memory than a step. The products stand for a difference of two updates:
+    an estimate of less than a third of its length has a probability below one in a million.
+
+    Args:
+        seed: the seed of the random vectors.
     """
-    norms, losses = before.norms(), before.losses
-    usable = torch.isfinite(norms)  # samples with other norms are left out of every step
-    norms = norms.where(usable, 0)
-    draw = torch.Generator()
-    draw.seed()
-    found = []
-    for _ in range(COMBINATIONS):
-        drawn = torch.randn(len(before), generator=draw).to(losses)
-        weights = (
-            (drawn / norms.clamp(min=1)).to(losses.dtype).where(usable, 0)
-        )  # so that no sample dominates or overflows the sum
-        old, new = before.weighted_sum(weights), after.weighted_sum(weights)
-        apart = math.hypot(*(_distance(old.pop(name), new.pop(name)) for name in [*old]))
-        scale = float((weights.abs() * norms).sum())
-        found.append(apart / max(scale, 1e-300) if apart else 0.0)
-    return float(torch.tensor(found, dtype=torch.float64).max())  # NaN if any is NaN
+
+    seed: int
+
+    @classmethod
+    def drawn(cls) -> Products:
+        """Return random vectors that nobody can foresee."""
+        return cls(torch.Generator().seed())
+
+    def __call__(self, updates: Updates) -> _Multiplied:
+        draw = torch.Generator().manual_seed(self.seed)
+        return _Multiplied(
+            updates.norms(), [self._times(leaf, draw) for leaf in updates.leaves.values()], updates.losses.dtype
+        )
+
+    def _times(self, leaf: Leaf, draw: torch.Generator) -> Tensor:
+        """Return the products of each sample's matrix with the vectors, (B, vectors, rows)."""
+        if leaf.columns <= VECTORS:
+            vectors = torch.eye(leaf.columns)  # the matrix itself
+        else:
+            vectors = torch.randn(VECTORS, leaf.columns, generator=draw) / math.sqrt(VECTORS)
+        return leaf.times(vectors.to(leaf.like).expand(len(leaf), -1, -1))
+
+
+@dataclass(frozen=True)
+class _Multiplied:
+    """The norms of updates, and their products with random vectors by parameter."""
+
+    norms: Tensor
+    products: list[Tensor]
+    dtype: torch.dtype
+
+    @property
+    def tolerance(self) -> float:
+        return _TOLERANCE[self.dtype]
+
+    def select(self, index: Tensor) -> _Multiplied:
+        return _Multiplied(self.norms[index], [part[index] for part in self.products], self.dtype)
+
+    def apart_from(self, other: _Multiplied) -> float:
+        """Return the largest relative distance between random linear combinations of two sets of updates.
+
+        Differences can cancel in one combination, but hardly in several.
+        """
+        index = torch.isfinite(self.norms).nonzero().squeeze(1)  # samples with other norms are left out of every step
+        norms = self.norms[index]
+        drawn = torch.randn(COMBINATIONS, len(index), dtype=torch.float64, generator=_unforeseen()).to(norms.device)
+        weights = drawn / norms.clamp(min=1)  # so that no sample dominates or overflows the sum
+        square = weights.new_zeros(COMBINATIONS)
+        for one, two in zip(self.products, other.products, strict=True):
+            difference = (one[index].double() - two[index].double()).flatten(1)
+            square += (weights @ difference).square().sum(1)
+        scale = weights.abs() @ norms
+        return float(torch.where(square > 0, square.sqrt() / scale.clamp(min=1e-300), square).max())  # NaN if any is
+
+
+def _unforeseen() -> torch.Generator:
+    """Return a generator with a seed from the operating system."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator
+
+
+@dataclass(frozen=True)
+class _Clipped:
+    """Updates that are compared block by block after clipping, in the way of a clip rule."""
+
+    rule: ClipRule
+    updates: Updates
+
+    @property
+    def tolerance(self) -> float:
+        return _TOLERANCE[self.updates.losses.dtype]
+
+    def select(self, index: Tensor) -> _Clipped:
+        return _Clipped(self.rule, self.updates.select(index))
+
+    def apart_from(self, other: _Clipped) -> float:
+        """Return the largest relative distance, over blocks, between random combinations of clipped updates.
+
+        The bound is so low that every block is clipped, as it may be in training. The distance of a block is relative
+        to its norm plus its possible rounding error: a block that is zero up to rounding cannot be compared.
+        """
+        before, after = self.updates, other.updates
+        rounding = SUM_ROUNDINGS * torch.finfo(before.losses.dtype).eps
+        norms = lengths(before)  # (B, blocks)
+        usable = torch.isfinite(norms).all(1) & torch.isfinite(lengths(after)).all(1)
+        norms = torch.where(usable[:, None], norms, 0.0)
+        positive = norms[norms > 0]
+        if not len(positive):
+            return 0.0
+        bound = max(1e-3 * float(positive.min()), 1e-12 * float(positive.max()))
+        ceilings = torch.where(usable[:, None], before.ceilings_by_parameter(), 0.0)
+        room = 0.02 * rounding * ceilings + NOTHING[before.losses.dtype] * total(norms)
+        old, new = (admission(some, self.rule, bound).weights.expand_as(norms) for some in (before, after))
+        old, new = (torch.where(usable[:, None], weights, 0.0) for weights in (old, new))
+        counted = old * (norms + room / self.tolerance)
+        draw = _unforeseen()
+        worst = 0.0
+        for _ in range(COMBINATIONS):
+            drawn = torch.randn(len(before), 1, generator=draw, dtype=torch.float64).to(norms.device) / bound
+            was, now = before.weighted_sum(drawn * old), after.weighted_sum(drawn * new)
+            scales = (drawn.abs() * counted).sum(0)
+            for name, scale in zip(was, scales.tolist(), strict=True):
+                apart = _distance(was[name], now[name])
+                if math.isnan(apart):
+                    return apart
+                worst = max(worst, apart / max(scale, 1e-300))
+        return worst
 
 
 def _distance(old: Tensor, new: Tensor) -> float:
     """Return the norm of the difference of two sums; the first is overwritten, because sums may be large."""
     return float(torch.linalg.vector_norm(old.sub_(new), dtype=torch.float64))
-
-
-def _blocks_apart(rule: ClipRule, before: Updates, after: Updates) -> float:
-    """Return the largest relative distance, over blocks, between random combinations of clipped updates.
-
-    The bound is so low that every block is clipped, as it may be in training. The distance of a block is relative to
-    its norm plus its possible rounding error: a block that is zero up to rounding cannot be compared.
-    """
-    rounding = SUM_ROUNDINGS * torch.finfo(before.losses.dtype).eps
-    norms = lengths(before)  # (B, blocks)
-    usable = torch.isfinite(norms).all(1) & torch.isfinite(lengths(after)).all(1)
-    norms = torch.where(usable[:, None], norms, 0.0)
-    positive = norms[norms > 0]
-    if not len(positive):
-        return 0.0
-    bound = max(1e-3 * float(positive.min()), 1e-12 * float(positive.max()))
-    ceilings = torch.where(usable[:, None], before.ceilings_by_parameter(), 0.0)
-    room = 0.02 * rounding * ceilings + NOTHING[before.losses.dtype] * total(norms)
-    old, new = (admission(some, rule, bound).weights.expand_as(norms) for some in (before, after))
-    old, new = (torch.where(usable[:, None], weights, 0.0) for weights in (old, new))
-    counted = old * (norms + room / _tolerance(before))
-    draw = torch.Generator()
-    draw.seed()
-    worst = 0.0
-    for _ in range(COMBINATIONS):
-        drawn = torch.randn(len(before), 1, generator=draw, dtype=torch.float64).to(norms.device) / bound
-        was, now = before.weighted_sum(drawn * old), after.weighted_sum(drawn * new)
-        scales = (drawn.abs() * counted).sum(0)
-        for name, scale in zip(was, scales.tolist(), strict=True):
-            apart = _distance(was[name], now[name])
-            if math.isnan(apart):
-                return apart
-            worst = max(worst, apart / max(scale, 1e-300))
-    return worst
 
 
 def _is_blockwise(rule: ClipRule) -> bool:
@@ -384,8 +468,8 @@ def _in_float64(
     return exact, criterion, update, *batch
 
 
-def _tolerance(updates: Updates) -> float:
-    return 3e-4 if updates.losses.dtype is torch.float32 else 1e-8
+_TOLERANCE = {torch.float32: 3e-4, torch.float64: 1e-8}
+"""By data type: the largest relative distance of two updates that rounding explains."""
 
 
 def _other_last(x: Tensor) -> Tensor:

@@ -144,6 +144,9 @@ class Zero(Leaf):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self._like.new_zeros(self.shape)
 
+    def times(self, x: Tensor) -> Tensor:
+        return self._like.new_zeros(*x.shape[:2], self.rows)
+
     def select(self, index: Tensor) -> Zero:
         return Zero(index.numel(), self.shape, self._like)
 
