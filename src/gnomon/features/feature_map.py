@@ -132,11 +132,13 @@ class FeatureMap(nn.Module):
     @torch.no_grad()
     def forward(self, inputs: Any) -> Tensor:
         """Return the features of each record, (B, d) in float32."""
+        if not len(inputs):
+            return torch.zeros(0, self._dimension or 0, device=self.device)
         features = self.features(inputs)
-        features = features.reshape(len(features), -1) if len(features) else features.reshape(0, self._dimension or 0)
-        if len(features) and self._dimension is None:
+        features = features.reshape(len(features), -1)
+        if self._dimension is None:
             self._dimension = features.shape[1]
-        if len(features) != len(inputs) or (len(features) and features.shape[1] != self._dimension):
+        if len(features) != len(inputs) or features.shape[1] != self._dimension:
             raise SettingError(
                 "feature_map",
                 f"{self.name}, which returned {tuple(features.shape)} for {counted(len(inputs), 'record')}",

@@ -110,8 +110,7 @@ class WhitenedPatches(FeatureMap):
     def features(self, inputs: Tensor) -> Tensor:
         """Return the pooled responses of each image after the square root, with unit norm."""
         images = image_batch(inputs, self.shape)
-        pooled = [self._pooled(as_float(chunk)) for chunk in images.split(CHUNK)]
-        responses = torch.cat(pooled) if pooled else images.new_zeros(0, self.dimension or 0).float()
+        responses = torch.cat([self._pooled(as_float(chunk)) for chunk in images.split(CHUNK)])
         return unit_norm(responses.sqrt_())
 
     def _pooled(self, images: Tensor) -> Tensor:

@@ -109,8 +109,8 @@ class Scattering(FeatureMap):
         """Return the scattering coefficients, (B, channels * paths, height, width)."""
         images = as_float(image_batch(images, self.shape))
         maps = images.reshape(-1, 1, *self.shape[1:])  # every channel is an image of its own
-        chunks = [self._transform(chunk) for chunk in maps.split(CHUNK)] or [maps.new_zeros(0, self.paths, *self.sides)]
-        return torch.cat(chunks).reshape(len(images), -1, *self.sides)
+        coefficients = torch.cat([self._transform(chunk) for chunk in maps.split(CHUNK)])
+        return coefficients.reshape(len(images), self.shape[0] * self.paths, *self.sides)
 
     def _transform(self, images: Tensor) -> Tensor:
         padded = F.pad(images, self.margins, mode="reflect")  # (B, 1, H, W)
@@ -162,9 +162,8 @@ def _gabor(sides: Sequence[int], sigma: float, theta: float, xi: float, slant: f
     result: NDArray[np.complex128] = np.zeros(tuple(sides), np.complex128)
     for row in range(-2, 3):
         for column in range(-2, 3):
-            x, y = np.mgrid[row * sides[0] : (row + 1) * sides[0], column * sides[1] : (column + 1) * sides[1]].astype(
-                float
-            )
+            x = np.arange(row * sides[0], (row + 1) * sides[0], dtype=float)[:, None]
+            y = np.arange(column * sides[1], (column + 1) * sides[1], dtype=float)
             along, across = cos * x + sin * y, cos * y - sin * x
             envelope = (along**2 + (slant * across) ** 2) / (2 * sigma**2)
             result += np.exp(-envelope + 1j * xi * along)
