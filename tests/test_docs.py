@@ -28,6 +28,7 @@ PACKAGES = [
     ".constraints",
     ".data",
     ".diagnose",
+    ".features",
     ".federated",
     ".ledger",
     ".models",

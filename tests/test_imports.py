@@ -15,8 +15,9 @@ TESTS = Path(__file__).parent
 
 ORDER = [
     "version", "errors", "validate", "text", "files", "memory", "randomness", "sampling", "accounting", "data",
-    "ledger", "statement", "losses", "updates", "models", "clipping", "constraints", "subspaces", "release", "methods",
-    "training", "estimators", "audit", "diagnose", "figures", "runs", "federated", "studies", "report", "cli",
+    "ledger", "statement", "losses", "updates", "models", "features", "clipping", "constraints", "subspaces", "release",
+    "methods", "training", "estimators", "audit", "diagnose", "figures", "runs", "federated", "studies", "report",
+    "cli",
 ]  # fmt: skip
 """From the foundations upwards in use: each may import from those before it."""
 

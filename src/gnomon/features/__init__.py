@@ -1,0 +1,32 @@
+"""Fixed feature maps: functions of one record, with a declared origin of their statistics, computed once."""
+
+from gnomon.features.checks import check_per_record, check_private
+from gnomon.features.compute import compute
+from gnomon.features.distortion import DISTORTIONS, Distortion, augmented
+from gnomon.features.feature_map import Chain, FeatureMap, Origin, compose, unit_norm
+from gnomon.features.ngrams import HashedNgrams
+from gnomon.features.patches import WhitenedPatches
+from gnomon.features.pretrained import Pretrained
+from gnomon.features.random_features import RandomFeatures
+from gnomon.features.scattering import Scattering
+from gnomon.features.whitening import PublicWhitening
+
+__all__ = [
+    "DISTORTIONS",
+    "Chain",
+    "Distortion",
+    "FeatureMap",
+    "HashedNgrams",
+    "Origin",
+    "Pretrained",
+    "PublicWhitening",
+    "RandomFeatures",
+    "Scattering",
+    "WhitenedPatches",
+    "augmented",
+    "check_per_record",
+    "check_private",
+    "compose",
+    "compute",
+    "unit_norm",
+]
