@@ -288,7 +288,7 @@ def test_own_data_need_declared_public_records_only_where_a_method_reads_them(ow
         assert main(["compare", *own, "--methods", methods, *out]) == 2
         assert f"{methods.split(',')[-1]} needs public records, and npz:" in capsys.readouterr().err
     assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 2
-    assert "--public-records needs public records" in capsys.readouterr().err
+    assert "public-only needs public records" in capsys.readouterr().err
     arrays = dict(np.load(tmp_path / "own.npz"))
     public = {"x_public": arrays["inputs"][:50] + 9, "y_public": arrays["targets"][:50]}
     np.savez(tmp_path / "own.npz", **arrays, **public)

@@ -51,6 +51,10 @@ DEFAULT_NOISE_MULTIPLIERS = (5.0, 10.0, 20.0, 40.0)
 TRAIN_ACCURACY = "unprotected/train/accuracy"
 """The accuracy on the private records at the end of a run, computed without noise."""
 
+PUBLIC_TRAINING = {"public_training": "converged"}
+"""Mark of results that depend on training on public records alone. Stored results without the mark are older: their
+public training was 200 steps of Adam without weight decay. They keep their keys."""
+
 
 @dataclass(frozen=True)
 class ComparisonCell:
@@ -369,7 +373,8 @@ def run_cell(cell: ComparisonCell) -> Result:
     split = records(cell.config, source)
     if cell.public_only:
         scores = public_only(cell.config, source, split.public)
-        return {"label": cell.label, "epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0, "history": []}
+        result = {"label": cell.label, "epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0, "history": []}
+        return result | PUBLIC_TRAINING
     if of_members(source.test, split.private):
         raise SettingError(
             "data", cell.config.data, "test records that are not training records, because methods are compared on them"
@@ -389,6 +394,7 @@ def run_cell(cell: ComparisonCell) -> Result:
         "accuracy": history[-1]["validation/accuracy"],
         "seconds": history[-1]["seconds"],
         "history": [plain(row) for row in history],
+        **(PUBLIC_TRAINING if cell.config.warm_start == "public" else {}),
     } | ({} if diagnostics is None else {"diagnostics": diagnostics})
 
 
