@@ -51,7 +51,7 @@ DEFAULT_NOISE_MULTIPLIERS = (5.0, 10.0, 20.0, 40.0)
 TRAIN_ACCURACY = "unprotected/train/accuracy"
 """The accuracy on the private records at the end of a run, computed without noise."""
 
-PUBLIC_TRAINING = {"public_training": "converged"}
+PUBLIC_TRAINING: Result = {"public_training": "converged"}
 """Mark of results that depend on training on public records alone. Stored results without the mark are older: their
 public training was 200 steps of Adam without weight decay. They keep their keys."""
 
@@ -373,8 +373,8 @@ def run_cell(cell: ComparisonCell) -> Result:
     split = records(cell.config, source)
     if cell.public_only:
         scores = public_only(cell.config, source, split.public)
-        result = {"label": cell.label, "epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0, "history": []}
-        return result | PUBLIC_TRAINING
+        plain_scores = {"epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0}
+        return {"label": cell.label, **plain_scores, "history": [], **PUBLIC_TRAINING}
     if of_members(source.test, split.private):
         raise SettingError(
             "data", cell.config.data, "test records that are not training records, because methods are compared on them"
