@@ -27,7 +27,7 @@ from gnomon.cli.main import main
 from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
-from gnomon.runs.builders import build_trainer
+from gnomon.runs.builders import build_trainer, records
 from gnomon.runs.builders.method import METHOD_SETTINGS, methods_with
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.federate_config import FederateConfig
@@ -436,26 +436,67 @@ def test_a_refused_run_does_not_touch_the_one_before(tmp_path, capsys):
     x, y = np.zeros((30, 2), dtype=np.float32), np.zeros(30, dtype=int)
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
     settings = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "30", "--batch-size", "5"]
-    # every record is the same, so the public ones occur among the private ones
-    assert main([*SHORT, *settings, "--method", "pcdp", "--public-records", "5", "--out", str(out), "--overwrite"]) == 2
+    assert main([*SHORT, *settings, "--method", "pcdp", "--out", str(out), "--overwrite"]) == 2
+    assert "pcdp needs public records" in capsys.readouterr().err
     for flag in ("evaluate-every", "checkpoint-every", "diagnose"):
         assert main([*SHORT, f"--{flag}", "0", "--out", str(out), "--overwrite"]) == 2
         assert f"--{flag} = 0 is invalid" in capsys.readouterr().err
     assert {name: (out / name).read_bytes() for name in files(out)} == before
 
 
-def test_own_records_become_public_only_when_asked_and_the_statement_says_so(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        (["--warm-start", "public"], "warm-start = public"),
+        (["--warm-start", "public", "--public-records", "30"], "warm-start = public"),
+        (["--method", "pcdp", "--public-records", "30"], "pcdp"),
+        (["--method", "gep"], "gep"),
+        (["--public-records", "30"], "--public-records"),
+    ],
+)
+def test_no_record_of_an_own_file_becomes_public_undeclared(settings, reader, tmp_path, capsys):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(300, 6)).astype(np.float32), rng.integers(0, 2, 300)
+    np.savez(tmp_path / "own.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    data = ["--data", f"npz:{tmp_path / 'own.npz'}", "--batch-size", "50", "--dataset-size", "170"]
+    assert main([*SHORT, *data, *settings, "--out", str(tmp_path / "a")]) == 2
+    said = capsys.readouterr().err
+    assert f"{reader} needs public records" in said
+    assert "x_public and y_public" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_declared_public_records_are_used_as_they_are_and_the_statement_says_so(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(340, 6)).astype(np.float32), rng.integers(0, 2, 340)
     file = tmp_path / "own.npz"
-    np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
-    data = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "170", "--warm-start", "public"]
-    assert main([*SHORT, *data, "--out", str(tmp_path / "a")]) == 2
-    assert "NOT be protected" in capsys.readouterr().err
-    assert main([*SHORT, *data, "--public-records", "30", "--out", str(tmp_path / "b")]) == 0
+    np.savez(file, x_train=x[:200], y_train=y[:200], x_test=x[200:300], y_test=y[200:300],
+             x_public=x[300:], y_public=y[300:])  # fmt: skip
+    data = ["--data", f"npz:{file}", "--batch-size", "50", "--dataset-size", "200"]
+    for number, settings in enumerate((["--warm-start", "public"], ["--method", "pcdp", "--rank", "5"])):
+        out = tmp_path / str(number)
+        assert main([*SHORT, *data, *settings, "--out", str(out)]) == 0
+        statement = (out / "statement.txt").read_text()
+        assert "The 40 public records are declared in the file (x_public)." in statement
+        assert "were drawn from" not in statement
+    assert main([*SHORT, *data, "--warm-start", "public", "--public-records", "30", "--out", str(tmp_path / "b")]) == 0
     statement = (tmp_path / "b/statement.txt").read_text()
-    assert "30 public records were drawn from" in statement
+    assert "The 30 public records are declared in the file (x_public), as the first of 40." in statement
     assert "without noise on the public records" in statement
+    assert main([*SHORT, *data, "--method", "pcdp", "--public-records", "41", "--out", str(tmp_path / "c")]) == 2
+    assert "--public-records = 41 is invalid; expected at most 40" in capsys.readouterr().err
+
+
+def test_the_split_of_an_own_file_depends_on_nothing_but_its_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 3)).astype(np.float32), rng.integers(0, 2, 50)
+    np.savez(tmp_path / "own.npz", inputs=x[:40], targets=y[:40], x_public=x[40:], y_public=y[40:], classes=2)
+    source = load(str(tmp_path / "own.npz"))
+    for seed in range(3):
+        config = TrainConfig(data=str(tmp_path / "own.npz"), method="pcdp", split_seed=seed, public_records=7)
+        split = records(config, source)
+        assert split.private is source.train
+        assert torch.equal(split.public.inputs, source.public.inputs[:7])
 
 
 def test_own_arrays_need_a_declared_size(tmp_path, capsys):

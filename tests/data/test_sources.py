@@ -438,6 +438,61 @@ def test_bad_arrays_are_named_with_the_remedy(arrays, message, tmp_path):
     assert "own.npz" in str(caught.value)
 
 
+PRIVATE = {"inputs": np.arange(20.0).reshape(10, 2), "targets": np.arange(10) % 3, "classes": 3}
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_declared_public_records_are_read_beside_all_private_ones(split, tmp_path):
+    x, y = PRIVATE["inputs"], PRIVATE["targets"]
+    arrays = {"x_train": x[:8], "y_train": y[:8], "x_test": x[8:], "y_test": y[8:], "classes": 3} if split else PRIVATE
+    assert load(_stored(tmp_path, **arrays)).public is None
+    source = load(_stored(tmp_path, **arrays, x_public=x[:4] + 0.5, y_public=y[:4]))
+    assert source.public.inputs.tolist() == (x[:4] + 0.5).tolist()
+    assert source.public.targets.tolist() == y[:4].tolist()
+    assert (len(source.train), len(source.test)) == (8, 2)
+
+
+def test_a_class_that_only_public_records_have_counts(tmp_path):
+    arrays = {name: value for name, value in PRIVATE.items() if name != "classes"}
+    public = {"x_public": PRIVATE["inputs"][:2] + 0.5, "y_public": np.array([0, 4])}
+    assert load(_stored(tmp_path, **arrays, **public)).classes == 5
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        ({"x_public": np.ones((2, 2))}, "has x_public without y_public: store both"),
+        ({"y_public": np.ones(2, dtype=int)}, "has y_public without x_public: store both"),
+        (
+            {"x_public": np.ones((2, 3)), "y_public": np.ones(2, dtype=int)},
+            r"public inputs of shape \(3,\) and private inputs of shape \(2,\)",
+        ),
+        ({"x_public": np.ones((2, 2)), "y_public": np.ones(3, dtype=int)}, "2 records in x_public and 3 labels"),
+        ({"x_public": np.ones((0, 2)), "y_public": np.ones(0, dtype=int)}, "at least one record"),
+        ({"x_public": np.ones((2, 2)), "y_public": np.array([0, 3])}, "y_public has the label 3"),
+        ({"x_public": np.ones((2, 2)), "y_public": np.array([0.0, np.nan])}, "y_public has NaN labels"),
+        ({"x_public": np.ones((2, 2), dtype=np.uint8), "y_public": np.array([0, 1])}, "both as uint8"),
+        (
+            {"x_public": np.array([[1.0, np.nan], [0.0, 0.0], [np.inf, 0.0]]), "y_public": np.array([0, 1, 2])},
+            "x_public has NaN or infinite numbers in 2 of 3 public records",
+        ),
+        (
+            {"x_public": np.vstack([PRIVATE["inputs"][[0, 9]], [[0.5, 0.5]]]), "y_public": np.array([0, 1, 2])},
+            "x_public has 2 of 3 public records among the private ones in inputs: remove them",
+        ),
+    ],
+)
+def test_bad_public_arrays_are_named_with_the_remedy(public, message, tmp_path):
+    with pytest.raises(DataError, match=message) as caught:
+        load(_stored(tmp_path, **PRIVATE, **public))
+    assert "own.npz" in str(caught.value)
+
+
+def _stored(folder, **arrays):
+    np.savez(folder / "own.npz", **arrays)
+    return str(folder / "own.npz")
+
+
 def test_bytes_beside_other_numbers_are_refused_and_two_of_a_kind_are_scaled_alike(tmp_path):
     bytes_, numbers, y = np.full((4, 3), 255, dtype=np.uint8), np.ones((4, 3), dtype=np.float32), np.arange(4) % 2
     parts = {"y_train": y, "y_test": y}

@@ -302,6 +302,20 @@ def test_own_data_in_a_simulation_get_a_caveat(tmp_path):
     assert not any("largest label" in caveat for caveat in said.statement.caveats), "the number was declared"
 
 
+@pytest.mark.parametrize("settings", [{"method": "fedpcdp", "rank": 5}, {"method": "fedavg", "warm_start": "public"}])
+def test_a_simulation_on_own_data_takes_the_public_records_that_the_file_declares(settings, tmp_path):
+    train = load("digits").train
+    arrays = {"inputs": train.inputs[100:], "targets": train.targets[100:], "classes": 10}
+    np.savez(tmp_path / "own.npz", **arrays)
+    config = FederateConfig(**QUICK | settings | {"data": f"npz:{tmp_path / 'own.npz'}", "public_records": 30})
+    with pytest.raises(SettingError, match=r"needs public records, and npz:.* declares none"):
+        federate(config, tmp_path / "none", progress=False)
+    np.savez(tmp_path / "own.npz", **arrays, x_public=train.inputs[:40], y_public=train.targets[:40])
+    run = federate(config, tmp_path / "run", progress=False)
+    assert "The 30 public records are declared in the file (x_public), as the first of 40." in run.statement.caveats
+    assert sum(len(client.data) for client in run.federation.clients.values()) == 1070  # four fifths of all others
+
+
 def test_resume_restores_weights_and_control_variates(tmp_path):
     federate(FederateConfig(**QUICK | {"method": "scaffold"}), tmp_path / "run", progress=False)
     before = load_tree((tmp_path / "run" / "state.safetensors").read_bytes())

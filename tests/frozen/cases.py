@@ -442,7 +442,7 @@ def left_out(folder: Path) -> Outputs:
 @case("training/public records alone")
 def public_alone(folder: Path) -> Outputs:
     model = small()
-    train_on_public(model, LOSS, PUBLIC, steps=20, lr=0.01)
+    train_on_public(model, LOSS, PUBLIC)
     return {"weights": weights(model), "scores": evaluate(model, LOSS, TEST)}
 
 

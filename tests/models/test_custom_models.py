@@ -93,10 +93,11 @@ def test_a_name_that_gives_no_model_is_explained(name, message):
         ("broken", ["my_models_for_test:broken", "KeyError: 'width'"]),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--warm-start", "public", "--public-records", "30"]], ids=["", "warm"])
+@pytest.mark.parametrize("more", [[], ["--warm-start", "public"]], ids=["", "warm"])
 def test_a_model_that_does_not_fit_is_explained_without_a_traceback(maker, words, more, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", inputs=rng.normal(size=(100, 4)), targets=rng.integers(0, 2, 100), classes=2)
+    x, y = rng.normal(size=(130, 4)), rng.integers(0, 2, 130)
+    np.savez(tmp_path / "own.npz", inputs=x[:100], targets=y[:100], x_public=x[100:], y_public=y[100:], classes=2)
     data = ["--data", str(tmp_path / "own.npz"), "--dataset-size", "50", "--batch-size", "10", *more]
     model = ["--model", f"my_models_for_test:{maker}", "--out", str(tmp_path / "run"), "--quiet"]
     assert main(["train", *data, *model]) == 2

@@ -114,11 +114,13 @@ def test_all_methods_protect_the_same_records_also_where_some_have_copies(tmp_pa
     inputs = torch.randn(300, 4, generator=generator)
     inputs[200:] = inputs[:100]
     np.savez(tmp_path / "own.npz", x_train=inputs, y_train=(inputs[:, 0] > 0).long(), x_test=inputs[:9] + 9,
-             y_test=torch.zeros(9).long(), classes=2)  # fmt: skip
+             y_test=torch.zeros(9).long(), classes=2, x_public=inputs[:60] + 5, y_public=torch.zeros(60).long(),
+             )  # fmt: skip
     base = TrainConfig(data=f"npz:{tmp_path / 'own.npz'}", dataset_size=250, public_records=50, epochs=1.0)
     cells = compare.grid(base, ["dp-sgd", "pcdp:rank=5", "public-only", "dp-sgd:warm-start=public"], [2.0], 1)
     splits = [records(cell.config, data.load(base.data)) for cell in cells]
     assert [len(one.public) for one in splits] == [0, 50, 50, 50]
+    assert {len(one.private) for one in splits} == {300}
     for one in splits:
         assert torch.equal(one.private.inputs, splits[0].private.inputs)
         assert data.overlap(one.private, splits[1].public) == 0
@@ -276,7 +278,7 @@ def own(tmp_path):
     return [*flags, "--noise-multipliers", "4", "--seeds", "1", "--workers", "1", "--quiet"]
 
 
-def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_path, capsys):
+def test_own_data_need_declared_public_records_only_where_a_method_reads_them(own, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main(["compare", *own, "--methods", "dp-sgd,rsdp", *out]) == 0
     rows = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
@@ -284,9 +286,20 @@ def test_own_data_need_public_records_only_where_a_method_reads_them(own, tmp_pa
     capsys.readouterr()
     for methods in ("dp-sgd,pcdp", "dp-sgd,public-only", "dp-sgd:warm-start=public"):
         assert main(["compare", *own, "--methods", methods, *out]) == 2
-        assert "--public-records is required for npz files" in capsys.readouterr().err
-    assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 0
+        assert f"{methods.split(',')[-1]} needs public records, and npz:" in capsys.readouterr().err
+    assert main(["compare", *own, "--methods", "dp-sgd", "--public-records", "30", *out]) == 2
+    assert "public-only needs public records" in capsys.readouterr().err
+    arrays = dict(np.load(tmp_path / "own.npz"))
+    public = {"x_public": arrays["inputs"][:50] + 9, "y_public": arrays["targets"][:50]}
+    np.savez(tmp_path / "own.npz", **arrays, **public)
+    assert main(["compare", *own, "--methods", "dp-sgd,pcdp:rank=3", "--public-records", "30", *out]) == 0
     assert "public-only" in capsys.readouterr().out
+    result = compare.compare(
+        {"data": str(tmp_path / "own.npz"), "dataset-size": 240, "batch-size": 40, "epochs": 1},
+        ["dp-sgd"], noise_multipliers=[4.0], seeds=1, folder=tmp_path / "all", progress=False,
+    )  # fmt: skip
+    assert {cell.config.public_records for cell in result.cells} == {50}
+    assert [row.method for row in result.rows] == ["dp-sgd", "public-only"]
 
 
 def test_an_unknown_method_is_named_before_anything_else(own, tmp_path, capsys):

@@ -26,9 +26,9 @@ def add_command(commands: Any) -> None:
         help="compare methods over noise levels and seeds",
         description="Run methods x noise levels x seeds on one split of the data. Finished runs are kept in the "
         "folder: start the command again to continue. The line public-only shows what the public records achieve "
-        "alone, at epsilon 0; for npz files it needs --public-records. A setting that only some methods have reaches "
-        "those methods; common settings of local steps reach dp-lsgd only, and other methods take them by name: "
-        "pcdp:local-steps=3.",
+        "alone, at epsilon 0; for npz files it needs the arrays x_public and y_public. A setting that only some "
+        "methods have reaches those methods; common settings of local steps reach dp-lsgd only, and other methods "
+        "take them by name: pcdp:local-steps=3.",
         epilog="examples:\n"
         "  gnomon compare --data digits --methods dp-sgd,pdp,pcdp,rpdp,rsdp,public-only\n"
         "  gnomon compare --data digits --target-epsilons 1,3 --methods dp-sgd,pcdp\n"

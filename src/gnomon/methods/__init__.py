@@ -33,6 +33,7 @@ from gnomon.methods.routes import (
     Route,
 )
 from gnomon.methods.steps import ConstrainedDescent, Descent, Step, Term
+from gnomon.methods.update_spaces import UpdateSpace, ZeroSum, softmax_head
 
 __all__ = [
     "CLIP_AFTER_SKETCH",
@@ -53,6 +54,8 @@ __all__ = [
     "Step",
     "Term",
     "Update",
+    "UpdateSpace",
+    "ZeroSum",
     "comp_gd",
     "comp_minibatch",
     "comp_sgd",
@@ -66,4 +69,5 @@ __all__ = [
     "rpcdp",
     "rpdp",
     "rsdp",
+    "softmax_head",
 ]

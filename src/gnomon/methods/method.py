@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from gnomon.clipping import ClipRule, Flat
 from gnomon.errors import SettingError
 from gnomon.methods.routes import ProjectThenClip, Route
 from gnomon.methods.steps import Descent, Step
+from gnomon.methods.update_spaces import UpdateSpace
 from gnomon.subspaces import Ambient, Subspace
 from gnomon.updates import Layouts, LocalDescent, Loss, Updates, gradients, local_sgd
 
@@ -121,6 +122,22 @@ class Method:
             raise SettingError("clip", self.clip.name, expected)
         self.route.check(self.subspace, private=self.private)
         self.step.check(self.subspace)
+
+    def within(self, space: UpdateSpace) -> Method:
+        """Return the method with the noise outside of a known space of updates removed from every release.
+
+        This is post-processing: the release and epsilon are those of the method without it. The caller vouches that
+        the updates of all samples lie in the space; if they do not, the guarantee still holds, but part of the update
+        is lost.
+
+        Raises:
+            SettingError: the method has a constrained step.
+
+        >>> from gnomon.methods import ZeroSum
+        >>> Method("mine").within(ZeroSum({"bias": 0})).describe()
+        'mine: gradient, flat clipping, noise removed from the sums of bias (dimension 0)'
+        """
+        return replace(self, step=self.step.within(space))
 
     def update_with(self, layouts: Layouts) -> Update:
         """Return the update with a cache of model layouts, if it accepts one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch.optim import SGD, Optimizer
 from gnomon import validate
 from gnomon.constraints import Constraint
 from gnomon.errors import SettingError
+from gnomon.methods.update_spaces import UpdateSpace
 from gnomon.subspaces import Basis, Subspace
 
 
@@ -34,6 +36,14 @@ class Step(ABC):
         Raises:
             SettingError: the step does not work with this optimizer or model.
         """
+
+    def within(self, space: UpdateSpace) -> Step:
+        """Return the step with the noise outside of a known space of updates removed.
+
+        Raises:
+            SettingError: the step does not move along lifted updates.
+        """
+        raise SettingError("step", self.name, "an unconstrained step, which lifts the release to the parameters")
 
     @abstractmethod
     def move(
@@ -68,17 +78,32 @@ class Term(Protocol):
 
 @dataclass(frozen=True)
 class Descent(Step):
-    """Lift the coordinates, add the terms, and let the optimizer move the model.
+    """Lift the coordinates, project them, add the terms, and let the optimizer move the model.
+
+    Args:
+        terms: terms to add to the released gradient.
+        space: a known space of updates; the noise of the release outside of it is removed.
 
     >>> Descent().name
     ''
     """
 
     terms: tuple[Term, ...] = ()
+    space: UpdateSpace | None = None
 
     @property
     def name(self) -> str:
-        return ", ".join(f"then {term.name}" for term in self.terms)
+        space = [] if self.space is None else [self.space.name]
+        return ", ".join([*space, *(f"then {term.name}" for term in self.terms)])
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if self.space is not None:
+            self.space.check({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+    def within(self, space: UpdateSpace) -> Descent:
+        if not isinstance(space, UpdateSpace):
+            raise SettingError("space", space, "an UpdateSpace, such as ZeroSum or what softmax_head returns")
+        return dataclasses.replace(self, space=space)
 
     def move(
         self,
@@ -88,7 +113,10 @@ class Descent(Step):
         optimizer: Optimizer,
         sign: float = 1.0,
     ) -> None:
-        gradient = {name: value if sign == 1.0 else value * sign for name, value in basis.lift(released).items()}
+        lifted = basis.lift(released)
+        if self.space is not None:
+            lifted = self.space.project(lifted)
+        gradient = {name: value if sign == 1.0 else value * sign for name, value in lifted.items()}
         if self.terms:
             weights = {name: p.detach() for name, p in parameters.items()}
             for term in self.terms:

@@ -50,7 +50,8 @@ class Config:
     data: str = setting(
         "digits",
         "data set: digits, mnist, fashion-mnist, cifar10, adult, compas, shakespeare, or npz:FILE with the arrays "
-        "x_train, y_train, x_test, y_test (or inputs, targets), and classes to declare the number of classes",
+        "x_train, y_train, x_test, y_test (or inputs, targets), classes to declare the number of classes, and "
+        "x_public, y_public to declare public records, which are NOT protected",
         group="data",
     )
 
@@ -156,8 +157,8 @@ class TrainConfig(Config):
     method: str = setting("dp-sgd", "training method; gnomon methods lists them", group="method")
     public_records: int | None = setting(
         None,
-        "number of records to set aside as public, NOT protected, for methods and warm starts that use them "
-        "(default: 100; required for npz files)",
+        "number of public records, NOT protected, for methods and warm starts that use them: drawn from a benchmark "
+        "(default: 100), or the first ones of x_public in an npz file (default: all)",
         group="data",
     )
     rank: float | None = setting(

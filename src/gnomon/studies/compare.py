@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gnomon.accounting import digits
-from gnomon.data import Records, load
+from gnomon.data import Records, Source, load
 from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
 from gnomon.figures.comparison import save_comparison
@@ -29,6 +29,7 @@ from gnomon.runs.builders import (
     public_count,
     public_only,
     records,
+    undeclared_public,
     uses_public,
     without_foreign_settings,
 )
@@ -49,6 +50,10 @@ DEFAULT_NOISE_MULTIPLIERS = (5.0, 10.0, 20.0, 40.0)
 
 TRAIN_ACCURACY = "unprotected/train/accuracy"
 """The accuracy on the private records at the end of a run, computed without noise."""
+
+PUBLIC_TRAINING: Result = {"public_training": "converged"}
+"""Mark of results that depend on training on public records alone. Stored results without the mark are older: their
+public training was 200 steps of Adam without weight decay. They keep their keys."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def compare(
     base = _common_settings(config)
     specs = method_specs(methods)
     refuse_unused_settings(base, specs)
-    if needs_public_records(base, specs) and PUBLIC_ONLY not in [spec.label for spec in specs]:
+    if needs_public_records(base, specs, _own_source(base)) and PUBLIC_ONLY not in [spec.label for spec in specs]:
         specs.append(MethodSpec(PUBLIC_ONLY))  # no comparison without the honest baseline
     if not noise_multipliers and not target_epsilons:
         noise_multipliers = DEFAULT_NOISE_MULTIPLIERS
@@ -267,8 +272,16 @@ def grid(
     """
     specs = method_specs(methods)
     # All methods train on the same private records, whether they use the public records or not.
-    public = public_count(base) if needs_public_records(base, specs) else 0
-    private = base.private_records or len(load(base.data, base.data_dir).train) - public
+    source = _own_source(base)
+    needed = needs_public_records(base, specs, source)
+    if source is not None:
+        if needed and source.public is None:
+            raise undeclared_public(base.data, _reader_of_public(base, specs) or "public-records")
+        public = public_count(base, source) if needed else 0
+        private = base.private_records or len(source.train)
+    else:  # a benchmark is not loaded where the settings say enough, so that stored results are found without its files
+        public = whole("public-records", 100 if base.public_records is None else base.public_records) if needed else 0
+        private = base.private_records or len(load(base.data, base.data_dir).train) - public
     if is_own(base.data) and base.dataset_size is None:
         raise SettingError.with_message(
             "dataset-size is required for npz files: the number of records that you declare in public",
@@ -316,23 +329,40 @@ def _levels(noise_multipliers: Sequence[float], target_epsilons: Sequence[float]
     return [{"noise_multiplier": positive("noise-multipliers", value)} for value in noise_multipliers]
 
 
-def needs_public_records(base: TrainConfig, methods: Sequence[str | MethodSpec]) -> bool:
-    """Return whether a comparison sets public records aside.
+def needs_public_records(base: TrainConfig, methods: Sequence[str | MethodSpec], own: Source | None) -> bool:
+    """Return whether a comparison has public records.
 
-    Benchmark data sets always have public records. A user's own data have them only if their number is given or if a
-    method uses them.
+    Benchmark data sets always have public records. A user's own data have them if the file declares some; if it does
+    not, they are needed if their number is given or if a method uses them, and the comparison is then refused.
 
-    >>> own = TrainConfig(data="npz:own.npz")
-    >>> [needs_public_records(own, methods) for methods in (["dp-sgd"], ["dp-sgd", "pdp"])]
+    Args:
+        base: the common settings.
+        methods: the methods to compare.
+        own: the user's own data, or None for a benchmark.
+
+    >>> own = load("digits")  # as if a file without x_public held them
+    >>> base = TrainConfig(data="npz:own.npz")
+    >>> [needs_public_records(base, methods, own) for methods in (["dp-sgd"], ["dp-sgd", "pdp"])]
     [False, True]
     """
-    if not is_own(base.data) or base.public_records:
+    if own is None or own.public is not None or base.public_records:
         return True
-    return any(
-        spec.is_public_only
-        or uses_public(dataclasses.replace(base, method=spec.name).with_settings(dict(spec.settings)))
-        for spec in method_specs(methods)
-    )
+    return _reader_of_public(base, methods) is not None
+
+
+def _reader_of_public(base: TrainConfig, methods: Sequence[str | MethodSpec]) -> str | None:
+    """Return the label of the first method that reads public records, or None."""
+    for spec in method_specs(methods):
+        if spec.is_public_only or uses_public(
+            dataclasses.replace(base, method=spec.name).with_settings(dict(spec.settings))
+        ):
+            return spec.label
+    return None
+
+
+def _own_source(base: TrainConfig) -> Source | None:
+    """Return the user's own data, or None for a benchmark."""
+    return load(base.data, base.data_dir) if is_own(base.data) else None
 
 
 def run_cell(cell: ComparisonCell) -> Result:
@@ -343,7 +373,8 @@ def run_cell(cell: ComparisonCell) -> Result:
     split = records(cell.config, source)
     if cell.public_only:
         scores = public_only(cell.config, source, split.public)
-        return {"label": cell.label, "epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0, "history": []}
+        plain_scores = {"epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0}
+        return {"label": cell.label, **plain_scores, "history": [], **PUBLIC_TRAINING}
     if of_members(source.test, split.private):
         raise SettingError(
             "data", cell.config.data, "test records that are not training records, because methods are compared on them"
@@ -363,6 +394,7 @@ def run_cell(cell: ComparisonCell) -> Result:
         "accuracy": history[-1]["validation/accuracy"],
         "seconds": history[-1]["seconds"],
         "history": [plain(row) for row in history],
+        **(PUBLIC_TRAINING if cell.config.warm_start == "public" else {}),
     } | ({} if diagnostics is None else {"diagnostics": diagnostics})
 
 

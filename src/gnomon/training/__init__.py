@@ -8,7 +8,7 @@ from gnomon.training.engine import PrivateStep, Release
 from gnomon.training.evaluate import evaluate
 from gnomon.training.mechanism import Mechanism
 from gnomon.training.observer import Observer, StepView
-from gnomon.training.public_only import train_on_public
+from gnomon.training.public_only import FullBatchAdam, FullBatchLBFGS, train_on_public
 from gnomon.training.result import BudgetExhausted, TrainingResult
 from gnomon.training.trainer import Trainer
 
@@ -16,6 +16,8 @@ __all__ = [
     "Batches",
     "BudgetExhausted",
     "CheckpointError",
+    "FullBatchAdam",
+    "FullBatchLBFGS",
     "Mechanism",
     "NotPrivate",
     "Observer",

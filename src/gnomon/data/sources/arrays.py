@@ -16,6 +16,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.data.fingerprint import overlap
 from gnomon.data.records import Records
 from gnomon.data.sources.source import Source, class_labels
 from gnomon.data.split import holdout
@@ -24,6 +25,7 @@ from gnomon.memory import available_memory, format_bytes
 
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 WHOLE = ("inputs", "targets")
+PUBLIC = ("x_public", "y_public")
 HEADERS = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}
 MAGIC = b"\x93NUMPY"
 COMPRESSION_FACTORS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
@@ -41,10 +43,13 @@ def npz(path: Path) -> Source:
     Inputs become float32; unsigned bytes (uint8) are divided by 255 and other numbers are not, so x_train and x_test
     must both be bytes, or neither. Labels are whole numbers from 0. The number of classes is the array `classes` if
     the file has one; otherwise it is read off the largest label, which makes that label public. The optional array
-    `groups` holds the group of each record of x_train (or inputs), such as a speaker or a hospital.
+    `groups` holds the group of each record of x_train (or inputs), such as a speaker or a hospital. The optional
+    arrays x_public and y_public declare public records, which are NOT protected; none of them may occur among the
+    private records, which are those of x_train (or inputs).
 
     Raises:
-        DataError: if the file is missing, damaged, too large for the memory, or lacks these arrays.
+        DataError: if the file is missing, damaged, too large for the memory, or lacks these arrays, or if its public
+            records are incomplete, do not fit the others, or occur among the private records.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,19 +61,21 @@ def npz(path: Path) -> Source:
     stored = _read(path)
     classes = _classes(stored, path)
     if all(name in stored for name in SPLIT):
-        _check_same_scale(stored["x_train"], stored["x_test"], path)
+        _check_same_scale(stored, "x_train", "x_test", path)
         train, test = (_records(stored, f"x_{part}", f"y_{part}", classes, path) for part in ("train", "test"))
-        train = _grouped(train, stored, path)
+        private = train = _grouped(train, stored, path)
     elif all(name in stored for name in WHOLE):
-        records = _grouped(_records(stored, *WHOLE, classes, path), stored, path)
-        train, test = holdout(records, test=len(records) // 5)
+        private = _grouped(_records(stored, *WHOLE, classes, path), stored, path)
+        train, test = holdout(private, test=len(private) // 5)
     else:
         raise DataError(path, f"has the arrays {', '.join(sorted(stored)) or 'none'}", LAYOUT)
     shape = tuple(train.inputs.shape[1:])
     if shape != tuple(test.inputs.shape[1:]):
         problem = f"has training inputs of shape {shape} and test inputs of shape {tuple(test.inputs.shape[1:])}"
         raise DataError(path, problem, "store both in the same shape")
-    observed = max(2, 1 + max(int(part.targets.max()) for part in (train, test) if len(part)))
+    public = _public(stored, classes, private, path)
+    labelled = (train, test) if public is None else (train, test, public)
+    observed = max(2, 1 + max(int(part.targets.max()) for part in labelled if len(part)))
     return Source(
         path.stem,
         train,
@@ -78,6 +85,7 @@ def npz(path: Path) -> Source:
         f"arrays of {path.name}",
         cut=SPLIT[0] not in stored,
         counted=classes is None,
+        public=public,
     )
 
 
@@ -141,10 +149,10 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], int] | None:
     return None if dtype.hasobject else (shape, math.prod(shape) * dtype.itemsize)
 
 
-def _check_same_scale(train: NDArray[Any], test: NDArray[Any], path: Path) -> None:
-    """Refuse bytes, which are divided by 255, in only one of the two parts."""
-    if (train.dtype == np.uint8) != (test.dtype == np.uint8):
-        problem = f"has {train.dtype} in x_train and {test.dtype} in x_test"
+def _check_same_scale(stored: Mapping[str, NDArray[Any]], first: str, second: str, path: Path) -> None:
+    """Refuse bytes, which are divided by 255, in only one of two arrays."""
+    if (stored[first].dtype == np.uint8) != (stored[second].dtype == np.uint8):
+        problem = f"has {stored[first].dtype} in {first} and {stored[second].dtype} in {second}"
         raise DataError(path, problem, "store both as uint8, which is divided by 255, or neither")
 
 
@@ -163,6 +171,36 @@ def _records(stored: Mapping[str, NDArray[Any]], x: str, y: str, classes: int | 
         problem = f"has {len(inputs)} records in {x} and {len(labels)} labels in {y}"
         raise DataError(path, problem, "store one label for each record, and at least one record")
     return Records(inputs, labels)
+
+
+def _public(stored: Mapping[str, NDArray[Any]], classes: int | None, private: Records, path: Path) -> Records | None:
+    """Return the public records that the file declares, or None.
+
+    Public records are trained on without noise, so they are checked more strictly than private ones: a record that is
+    private too would lose its protection, and a non-finite number would spoil the weights.
+    """
+    present = [name for name in PUBLIC if name in stored]
+    if not present:
+        return None
+    if len(present) == 1:
+        missing = next(name for name in PUBLIC if name not in stored)
+        raise DataError(path, f"has {present[0]} without {missing}", "store both to declare public records, or neither")
+    x_private = SPLIT[0] if SPLIT[0] in stored else WHOLE[0]
+    _check_same_scale(stored, x_private, PUBLIC[0], path)
+    public = _records(stored, *PUBLIC, classes, path)
+    shape, expected = tuple(public.inputs.shape[1:]), tuple(private.inputs.shape[1:])
+    if shape != expected:
+        problem = f"has public inputs of shape {shape} and private inputs of shape {expected}"
+        raise DataError(path, problem, f"store x_public and {x_private} in the same shape")
+    bad = int((~public.inputs.flatten(1).isfinite().all(1)).sum())
+    if bad:
+        problem = f"has NaN or infinite numbers in {bad} of {len(public)} public records"
+        raise DataError(f"{path}: x_public", problem, "remove these records from x_public and y_public")
+    shared = overlap(private, public)
+    if shared:
+        problem = f"has {shared} of {len(public)} public records among the private ones in {x_private}"
+        raise DataError(f"{path}: x_public", problem, f"remove them from x_public and y_public, or from {x_private}")
+    return public
 
 
 def _grouped(records: Records, stored: Mapping[str, NDArray[Any]], path: Path) -> Records:

@@ -42,6 +42,9 @@ class Source:
     """Whether the file has no test records of its own, so that they were drawn from its records on loading."""
     counted: bool = False
     """Whether the number of classes was read off the labels, which makes the largest label public."""
+    public: Records | None = None
+    """The records that the data holder declares public, none of which is among the others; None if none are declared.
+    They are NOT protected."""
 
 
 def class_labels(values: NDArray[Any], classes: int | None, where: str | Path) -> Tensor:

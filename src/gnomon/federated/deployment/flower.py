@@ -255,9 +255,10 @@ def run_server(federation: Path, out: Path, grid: Grid, deadline: float, patienc
     set_threads(config.threads)
     source = with_declared_classes(config, load(config.data, config.data_dir))
     sizes = {name: site.records for name, site in sites.items()}
-    server = build_server(config, source, source.train, sizes)  # all records of the server are public
+    public = source.train if source.public is None else source.public  # a server without x_public holds public records
+    server = build_server(config, source, public, sizes)
     uses_public = server.strategy.public is not None or config.warm_start == "public"
-    parts = Federation(server, {}, source, {}, len(source.train) if uses_public else 0)
+    parts = Federation(server, {}, source, {}, len(public) if uses_public else 0)
     history = []
     if (out / "config.yaml").exists():
         folder: RunFolder = (saved := SavedRunFolder(out))

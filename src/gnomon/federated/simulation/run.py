@@ -34,7 +34,7 @@ from gnomon.federated.simulation.saved import (
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger, Total
 from gnomon.ledger.ledger import new_ledger_notice
-from gnomon.runs.builders import CLASSES_COUNTED, is_own
+from gnomon.runs.builders import CLASSES_COUNTED, is_own, public_origin
 from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import RunFolder
@@ -239,6 +239,8 @@ def _write_results(
         caveats.append(SIZES_FROM_RECORDS)
     if federation.clients and federation.source.counted:
         caveats.append(CLASSES_COUNTED)
+    if federation.clients and federation.public:
+        caveats.append(public_origin(config.data, config.split_seed, federation.source, federation.public))
     if entries is not None and entries.ledger is not None and entries.began_ledger():
         caveats.append(f"{new_ledger_notice(entries.ledger.path.name)}.")
     ledger = _ledger_note(config, federation)

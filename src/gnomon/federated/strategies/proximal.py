@@ -78,7 +78,7 @@ def add_term(method: Method, term: Term) -> Method:
     """
     if not isinstance(method.step, Descent):
         raise SettingError("method", method.name, "a method with an unconstrained step")
-    return dataclasses.replace(method, step=Descent((*method.step.terms, term)))
+    return dataclasses.replace(method, step=dataclasses.replace(method.step, terms=(*method.step.terms, term)))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Builders: from the settings of a run to its records, model, method and Trainer."""
 
 from gnomon.runs.builders.method import build_method, unknown_method, without_foreign_settings
-from gnomon.runs.builders.records import is_own, public_count, records, uses_public
-from gnomon.runs.builders.trainer import CLASSES_COUNTED, build_model, build_trainer, public_only
+from gnomon.runs.builders.records import is_own, public_count, records, undeclared_public, uses_public
+from gnomon.runs.builders.trainer import CLASSES_COUNTED, build_model, build_trainer, public_only, public_origin
 
 __all__ = [
     "CLASSES_COUNTED",
@@ -12,7 +12,9 @@ __all__ = [
     "is_own",
     "public_count",
     "public_only",
+    "public_origin",
     "records",
+    "undeclared_public",
     "unknown_method",
     "uses_public",
     "without_foreign_settings",

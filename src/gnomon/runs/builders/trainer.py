@@ -124,18 +124,32 @@ def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
     notes = []
     if source.counted:
         notes.append(CLASSES_COUNTED)
-    if is_own(config.data) and (source.cut or config.private_records is not None or len(public)):
+    if is_own(config.data) and (source.cut or config.private_records is not None):
         notes.append(
             "Who is among the training records was drawn here from all records of the file: neighbours are sets of "
             "training records, after that draw."
         )
     if len(public):
-        notes.append(
-            f"The {len(public)} public records were drawn from {config.data} with split seed {config.split_seed}."
-        )
+        notes.append(public_origin(config.data, config.split_seed, source, len(public)))
     if len(public) and config.warm_start == "public":
         notes.append("The model started from one trained without noise on the public records: NOT protected.")
     return notes
+
+
+def public_origin(data: str, split_seed: int, source: Source, count: int) -> str:
+    """Return where the public records of a run came from, for its statement.
+
+    >>> from gnomon.data import load
+    >>> public_origin("digits", 3, load("digits"), 40)[:65]
+    'The 40 public records were drawn from digits with split seed 3. A'
+    """
+    if source.public is not None:
+        rest = "" if count == len(source.public) else f", as the first of {len(source.public)}"
+        return f"The {count} public records are declared in the file (x_public){rest}."
+    return (
+        f"The {count} public records were drawn from {data} with split seed {split_seed}. A total over several runs "
+        "holds only for records that none of the runs used as public."
+    )
 
 
 def _declared_size(config: TrainConfig, source: Source) -> int:
@@ -148,7 +162,8 @@ def _declared_size(config: TrainConfig, source: Source) -> int:
             "sample rate",
             name="dataset-size",
         )
-    return config.private_records or len(source.train) - (public_count(config) if uses_public(config) else 0)
+    drawn = public_count(config, source) if uses_public(config) and source.public is None else 0
+    return config.private_records or len(source.train) - drawn
 
 
 def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:
