@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from gnomon.accounting import noise_multiplier
 from gnomon.figures.picture import WARNING
-from gnomon.runs.config import recipe
+from gnomon.runs.config import default_settings
 from gnomon.studies.compare import grid, run_grid
 from gnomon.studies.method_specs import MethodSpec
 
@@ -41,7 +41,7 @@ def method(steps: int, first: float, bound: float) -> MethodSpec:
 def study(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each K and epsilon, with the best settings and their accuracy over seeds."""
     base = dataclasses.replace(
-        recipe(args.data),
+        default_settings(args.data),
         private_records=args.private_records,
         lr=1.0,
         batch_size=args.batch_size,

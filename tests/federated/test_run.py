@@ -25,7 +25,7 @@ from gnomon.federated.simulation.run import federate, resume
 from gnomon.federated.state import load_tree
 from gnomon.ledger import Budget, Ledger
 from gnomon.runs.config import TrainConfig
-from gnomon.runs.federate_config import METHODS, TRAINING_ONLY, FederateConfig, federated_recipe
+from gnomon.runs.federate_config import METHODS, TRAINING_ONLY, FederateConfig, federated_defaults
 from tests.federated.small import QUICK
 
 
@@ -129,7 +129,7 @@ def test_speakers_are_clients_and_stay_whole(tmp_path):
                         for number in map(_in_letters, range(count)))  # fmt: skip
     (tmp_path / "tinyshakespeare.txt").write_text(play)
     config = dataclasses.replace(
-        federated_recipe("shakespeare"), data_dir=str(tmp_path), clients=3, partition="group", method="fedavg",
+        federated_defaults("shakespeare"), data_dir=str(tmp_path), clients=3, partition="group", method="fedavg",
         batch_size=16, rounds=2, noise_multiplier=3.0, insecure_noise_seed=0,
     )  # fmt: skip
     assert config.model == "text"
@@ -375,7 +375,7 @@ def test_files_that_list_settings_of_training_at_their_defaults_can_be_read():
     listed = {key: every[key] for key in every if key.replace("-", "_") in TRAINING_ONLY}
     assert {"epochs", "optimizer", "sampler"} <= set(listed)
     assert FederateConfig.from_dict(listed | {"rounds": 7}) == FederateConfig(rounds=7)
-    assert federated_recipe("mnist").with_settings(listed).lr == federated_recipe("mnist").lr
+    assert federated_defaults("mnist").with_settings(listed).lr == federated_defaults("mnist").lr
     with pytest.raises(SettingError, match=r"epochs = 3.0 has no effect in a federated run"):
         FederateConfig.from_dict(listed | {"epochs": 3.0})
 

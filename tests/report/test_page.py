@@ -27,8 +27,8 @@ from gnomon.report import render
 from gnomon.report import report as report_with_figures
 from gnomon.report.commands import run_command
 from gnomon.report.page import Section, read_folder
-from gnomon.runs.config import TrainConfig, recipe
-from gnomon.runs.federate_config import FederateConfig, federated_recipe
+from gnomon.runs.config import TrainConfig, default_settings
+from gnomon.runs.federate_config import FederateConfig, federated_defaults
 from gnomon.runs.train import train
 from gnomon.statement.explanation import explain, guessing_accuracy
 from gnomon.studies.reproduce import read_experiment
@@ -467,7 +467,7 @@ def read_back(command: str):
     add_train(commands)
     add_federate(commands)
     args = parser.parse_args(shlex.split(command)[1:])
-    return settings_of(args, federated_recipe if args.command == "federate" else recipe)
+    return settings_of(args, federated_defaults if args.command == "federate" else default_settings)
 
 
 OWN = {
@@ -485,7 +485,7 @@ OWN = {
 @pytest.mark.parametrize("data", ["digits", "mnist"])
 @pytest.mark.parametrize("method", OWN)
 def test_the_command_of_every_kind_of_method_gives_the_same_settings(method, data):
-    config = dataclasses.replace(recipe(data, method), method=method, epochs=2.5, **OWN[method])
+    config = dataclasses.replace(default_settings(data, method), method=method, epochs=2.5, **OWN[method])
     assert read_back(run_command(yaml.safe_load(config.to_yaml()))) == config
 
 
@@ -500,7 +500,7 @@ def test_the_command_of_a_simulated_federation_gives_the_same_settings(method, d
         "fairness_exponent": 0.5,
         "batch_size": 256,
     }
-    config = dataclasses.replace(federated_recipe(data), method=method, **more)
+    config = dataclasses.replace(federated_defaults(data), method=method, **more)
     command = run_command(yaml.safe_load(config.to_yaml()))
     assert command.startswith("gnomon federate --simulate ")
     assert read_back(command) == config

@@ -8,7 +8,7 @@ from typing import Any
 
 from gnomon.cli.settings import add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
-from gnomon.runs.config import recipe
+from gnomon.runs.config import default_settings
 
 VIOLATED = 1
 """Exit code of an audit that refutes the claim."""
@@ -61,7 +61,7 @@ def _audit(args: argparse.Namespace) -> int:
         if (args.out / "audit.json").exists() and not args.overwrite:
             raise SettingError("out", str(args.out), "another folder, or --overwrite to replace the audit in it")
         args.out.mkdir(parents=True, exist_ok=True)
-    trainer, data = trainer_to_audit(settings_of(args, recipe))
+    trainer, data = trainer_to_audit(settings_of(args, default_settings))
     report = audit(
         trainer,
         data,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.settings import add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
-from gnomon.runs.config import recipe
+from gnomon.runs.config import default_settings
 
 if TYPE_CHECKING:
     from gnomon.studies.compare import Comparison
@@ -64,7 +64,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     try:
         comparison = compare(
-            settings_of(args, recipe),
+            settings_of(args, default_settings),
             split_methods(args.methods),
             noise_multipliers=_numbers("noise-multipliers", args.noise_multipliers),
             target_epsilons=_numbers("target-epsilons", args.target_epsilons),

@@ -12,7 +12,7 @@ from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, existing_le
 from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import COMPRESSED
-from gnomon.runs.federate_config import FederateConfig, federated_recipe
+from gnomon.runs.federate_config import FederateConfig, federated_defaults
 from gnomon.runs.folder import claimed
 from gnomon.text import together
 
@@ -76,7 +76,7 @@ def _federate(args: argparse.Namespace) -> int:
             ledger = None if args.ledger is None else existing_ledger(args.ledger)
             run = resume(args.resume, progress=not args.quiet, ledger=ledger)
         else:
-            config = settings_of(args, federated_recipe)
+            config = settings_of(args, federated_defaults)
             ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
             warn_if_new(ledger)
             with claimed(f"federated-{config.data_name}") if args.out is None else nullcontext(args.out) as out:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from gnomon.runs.config import FAIR, RECIPES, Config, TrainConfig, read_yaml
+from gnomon.runs.config import DATA_DEFAULTS, FAIR, Config, TrainConfig, read_yaml
 from gnomon.runs.setting_names import dashed
 
 Settings = TypeVar("Settings", bound=Config)
@@ -96,7 +96,7 @@ def _help(field: dataclasses.Field[Any]) -> str:
     text: str = field.metadata["help"].replace("%", "%%")
     if field.default is None or "default" in text:
         return text
-    differs = any(field.name in defaults for defaults in RECIPES.values())
+    differs = any(field.name in defaults for defaults in DATA_DEFAULTS.values())
     return f"{text} (default: {field.default}{'; differs for some data sets' if differs else ''})"
 
 

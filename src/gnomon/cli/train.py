@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, warn_if_new
 from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
-from gnomon.runs.config import recipe
+from gnomon.runs.config import default_settings
 from gnomon.runs.folder import claimed
 from gnomon.text import counted, together
 
 if TYPE_CHECKING:
+    from gnomon.recipes import Plan
     from gnomon.runs.train import TrainingRun
 
 
@@ -72,7 +74,7 @@ def add_command(commands: Any) -> None:
 def _train(args: argparse.Namespace) -> int:
     from gnomon.runs.train import train
 
-    config = settings_of(args, recipe)
+    config = settings_of(args, default_settings)
     ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
     with claimed(config.data_name) if args.out is None else nullcontext(args.out) as out:
         run = train(
@@ -87,8 +89,19 @@ def _train(args: argparse.Namespace) -> int:
             diagnose_every=args.diagnose,
             diagnose_public_only=args.diagnose_public_only,
             on_start=lambda: warn_if_new(ledger),
+            on_plan=lambda plan, warnings: _show_plan(plan, warnings, quiet=args.quiet),
         )
     return print_outcome(run)
+
+
+def _show_plan(plan: Plan, warnings: Sequence[str], *, quiet: bool) -> None:
+    """Print the settings that a recipe chose and why, and warnings about the public records."""
+    if not quiet:
+        print(f"recipe {plan.recipe}, for epsilon = {plan.budget.epsilon:g} at delta = {plan.budget.delta:g}")
+        for line in plan.explain().splitlines():
+            print(f"  {line}")
+    for warning in warnings:
+        print(f"gnomon: warning: {warning}", file=sys.stderr)
 
 
 def print_outcome(run: TrainingRun) -> int:

@@ -59,7 +59,10 @@ class Loader:
     ) -> None:
         self._name, self._device, self._cache = name, device, cache
         self._included: Tensor | None = None  # (N,), False for records that `take` leaves out; None to include all
+        self._raw: Loader | None = None
+        """The records before a feature map, by which they are recognised; None if they are themselves raw."""
         if isinstance(data, Records):
+            self._raw = None if data.raw is None else Loader(data.raw, name, cache=cache)
             data = (data.inputs, data.targets)
         _refuse_lookalikes(data, name)
         self._tensors = _is_pair(data)
@@ -103,7 +106,7 @@ class Loader:
     @property
     def sparse(self) -> bool:
         """Whether the records are rows of a sparse matrix."""
-        return isinstance(self._data, CsrRecords)
+        return self._raw.sparse if self._raw is not None else isinstance(self._data, CsrRecords)
 
     def take(self, positions: Tensor) -> tuple[Any, Any]:
         """Return the inputs and targets of the records at these positions; tensors of length zero for none."""
@@ -122,6 +125,8 @@ class Loader:
 
     def fingerprints(self, positions: Tensor | None = None, sparse: bool = False) -> Iterator[bytes]:
         """Yield a hash of the inputs of each record at these positions (default: all records).
+
+        Features are recognised by the records that they were computed from (`Records.raw`).
 
         Records are read in chunks of a few thousand. Only fingerprints of all records are cached, and only while the
         bytes of the records do not change.
@@ -154,6 +159,8 @@ class Loader:
         >>> Loader([("a b", 0), ("c", 1), ("a b", 1)]).fingerprint(0) == Loader([("a b", 0)]).fingerprint(0)
         True
         """
+        if self._raw is not None:
+            return self._raw.fingerprint(position, sparse)
         inputs = self._read(torch.tensor([position]))[0]
         if sparse:
             return CsrRecords.from_inputs(inputs).fingerprints(torch.tensor([0]))[0]
@@ -218,6 +225,8 @@ class Loader:
 
     def _input_digest(self) -> bytes | None:
         """Return a digest of the inputs of all records in memory, included or not."""
+        if self._raw is not None:
+            return self._raw._input_digest()
         if isinstance(self._data, CsrRecords):
             return self._data.digest()
         if not self._tensors:
@@ -226,6 +235,9 @@ class Loader:
         return content_digest(leaves, str(structure))
 
     def _hashes(self, positions: Tensor, sparse: bool) -> Iterator[bytes]:
+        if self._raw is not None:
+            yield from self._raw._hashes(positions, sparse)
+            return
         for chunk in positions.split(CHUNK):
             if isinstance(self._data, CsrRecords):
                 yield from self._data.fingerprints(chunk)

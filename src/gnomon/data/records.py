@@ -22,7 +22,7 @@ class Records:
     boolean mask or a list returns Records.
 
     Raises:
-        DataError: if inputs, targets and groups differ in length.
+        DataError: if inputs, targets, groups and raw records differ in length.
 
     >>> records = Records(torch.eye(3), torch.tensor([0, 1, 2]))
     >>> records[1]
@@ -35,6 +35,9 @@ class Records:
     targets: Tensor  # (N, ...)
     groups: NDArray[Any] | None = None  # (N,)
     """The group of each record, such as a speaker or a hospital, where it is known. Training never reads it."""
+    raw: Records | None = None
+    """The same records before a feature map. The ledger and the checks for shared records recognise records by these,
+    so that a person's features are not counted as another person."""
 
     def __post_init__(self) -> None:
         if self.inputs.ndim == 0 or self.targets.ndim == 0:
@@ -46,6 +49,9 @@ class Records:
         if self.groups is not None and self.groups.shape != (len(self.inputs),):
             problem = f"have groups of shape {self.groups.shape}"
             raise DataError("records", problem, f"give one group for each of {len(self.inputs)} records")
+        if self.raw is not None and len(self.raw) != len(self.inputs):
+            problem = f"have {len(self.inputs)} inputs and {len(self.raw)} raw records"
+            raise DataError("records", problem, "give the raw record of each input")
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -57,12 +63,14 @@ class Records:
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | Records:
         if isinstance(index, int | np.integer):
             return self.inputs[int(index)], self.targets[int(index)]
-        if isinstance(index, slice):
-            return Records(self.inputs[index], self.targets[index], None if self.groups is None else self.groups[index])
-        positions = torch.as_tensor(index)
-        if positions.numel() == 0 and positions.dtype != torch.bool:
-            positions = positions.long()  # torch converts an empty list to floats
-        if positions.ndim == 0:
-            positions = positions.reshape(1)
-        groups = None if self.groups is None else self.groups[positions.cpu().numpy()]
-        return Records(self.inputs[positions], self.targets[positions], groups)
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index)
+            if index.numel() == 0 and index.dtype != torch.bool:
+                index = index.long()  # torch converts an empty list to floats
+            if index.ndim == 0:
+                index = index.reshape(1)
+        groups = None
+        if self.groups is not None:
+            groups = self.groups[index if isinstance(index, slice) else index.cpu().numpy()]
+        raw = None if self.raw is None else self.raw[index]
+        return Records(self.inputs[index], self.targets[index], groups, raw)

@@ -6,27 +6,35 @@ from gnomon.features.distortion import DISTORTIONS, Distortion, augmented
 from gnomon.features.feature_map import Chain, FeatureMap, Origin, compose, unit_norm
 from gnomon.features.ngrams import HashedNgrams
 from gnomon.features.patches import WhitenedPatches
+from gnomon.features.pipeline import Pipeline, pipeline
 from gnomon.features.pretrained import Pretrained
 from gnomon.features.random_features import RandomFeatures
+from gnomon.features.registry import MAPS, build
+from gnomon.features.scaled import Scaled
 from gnomon.features.scattering import Scattering
 from gnomon.features.whitening import PublicWhitening
 
 __all__ = [
     "DISTORTIONS",
+    "MAPS",
     "Chain",
     "Distortion",
     "FeatureMap",
     "HashedNgrams",
     "Origin",
+    "Pipeline",
     "Pretrained",
     "PublicWhitening",
     "RandomFeatures",
+    "Scaled",
     "Scattering",
     "WhitenedPatches",
     "augmented",
+    "build",
     "check_per_record",
     "check_private",
     "compose",
     "compute",
+    "pipeline",
     "unit_norm",
 ]

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.runs.config import TrainConfig, as_text, recipe
-from gnomon.runs.federate_config import TRAINING_ONLY, FederateConfig, federated_recipe
+from gnomon.runs.config import TrainConfig, as_text, default_settings
+from gnomon.runs.federate_config import TRAINING_ONLY, FederateConfig, federated_defaults
 from gnomon.runs.setting_names import current_name, dashed
 
 GRID = frozenset({"method", "noise_multiplier", "target_epsilon", "seed", "insecure_noise_seed"})
@@ -43,7 +43,7 @@ def federate_command(config: Mapping[str, Any]) -> str:
     'gnomon federate --simulate --data mnist --rounds 3'
     """
     settings = {key: value for key, value in config.items() if current_name(key) not in TRAINING_ONLY}
-    return _command(["gnomon", "federate", "--simulate"], settings, federated_recipe(_data(config)))
+    return _command(["gnomon", "federate", "--simulate"], settings, federated_defaults(_data(config)))
 
 
 def compare_command(
@@ -64,7 +64,7 @@ def compare_command(
     levels = ",".join(map(as_text, values))
     start = ["gnomon", "compare", "--methods", ",".join(methods), flag, levels, "--seeds", str(seeds)]
     settings = {key: value for key, value in config.items() if current_name(key) not in GRID}
-    return _command(start, settings, recipe(_data(config)))
+    return _command(start, settings, default_settings(_data(config)))
 
 
 def _data(config: Mapping[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _data(config: Mapping[str, Any]) -> str:
 
 
 def _defaults(config: Mapping[str, Any]) -> TrainConfig:
-    return recipe(_data(config), str(config.get("method", TrainConfig().method)))
+    return default_settings(_data(config), str(config.get("method", TrainConfig().method)))
 
 
 def _command(words: list[str], config: Mapping[str, Any], defaults: TrainConfig | FederateConfig) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gnomon.audit.attack_data import Probe, probe_loss
-from gnomon.data import Records, load
-from gnomon.runs.builders import build_method, build_trainer, records
+from gnomon.data import Records
+from gnomon.runs.builders import build_method, build_trainer, prepare
 from gnomon.runs.builders.method import methods_with
 from gnomon.runs.config import TrainConfig
 from gnomon.training import Trainer
@@ -30,11 +30,10 @@ def trainer_to_audit(config: TrainConfig) -> tuple[Trainer, Any]:
     >>> trainer.method.describe(), data is None
     ('pcdp: gradient, public eigenspace, rank 16, projected before clipping, flat clipping', True)
     """
-    source = load(config.data, config.data_dir)
     probe = config.model in (None, PROBE)
-    run = dataclasses.replace(config, model=None) if probe else config
-    split = records(run, source)
-    planned = build_trainer(run, source, split.public, progress=False)
+    prepared = prepare(dataclasses.replace(config, model=None) if probe else config, progress=False)
+    run, source, split = prepared.config, prepared.source, prepared.split
+    planned = build_trainer(run, source, split.public, progress=False, feature_map=prepared.feature_map)
     if not probe:
         return planned, split.private
     return _on_probe(run, planned), None

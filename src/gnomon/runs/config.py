@@ -23,6 +23,12 @@ LOCAL_STEPS = "local steps"
 COMPRESSED = "compressed methods"
 """Groups of method-specific settings, as `--help` shows them."""
 
+FEATURES = "recipes and feature maps"
+"""Group of the settings of features."""
+
+RECIPE_NAMES = ("best", "cold", "no-public")
+"""Recipes; `gnomon recipes` describes them."""
+
 PUBLIC_EIGENSPACE = ("pdp", "pcdp")
 PROJECTED = ("pdp", "pcdp", "rpdp", "rpcdp")
 COMP = ("comp-sgd", "comp-gd", "comp-minibatch", "dp-comp-gd", "dp-comp-minibatch")
@@ -131,6 +137,47 @@ class TrainConfig(Config):
         "(default: chosen for the data set)",
         group="data",
     )
+    recipe: str | None = setting(
+        None,
+        "choose features, model and every setting of training from the budget and public facts: best (public records "
+        "where the data have some), cold (without a start from public records) or no-public",
+        RECIPE_NAMES,
+        group=FEATURES,
+    )
+    features: str | None = setting(
+        None,
+        "fixed feature map that takes the place of the inputs: scattering, patches, patches:N for N filters, random:N "
+        "for N random Fourier features, ngrams:N for N positions, or scaled (default: none)",
+        group=FEATURES,
+    )
+    distortion: str = setting(
+        "none",
+        "distortions of the copies of public images: strokes for handwriting, objects for grey images of objects, "
+        "colour for photographs; with --recipe, none stands for the choice of the recipe",
+        ("none", "strokes", "objects", "colour"),
+        group=FEATURES,
+    )
+    public_copies: int = setting(
+        1, "number of distorted copies of each public image, the image itself included", group=FEATURES
+    )
+    whitening_directions: int | None = setting(
+        None, "whiten features by the first N principal directions of the public features (default: no whitening)",
+        group=FEATURES,
+    )  # fmt: skip
+    whitening_lam: float = setting(
+        0.1, "regularisation of the whitening, relative to the largest eigenvalue", group=FEATURES
+    )
+    known_space: str = setting(
+        "none",
+        "space in which updates are known to lie; noise outside of it is removed after each release: softmax-head for "
+        "models that end in a linear layer and are trained with the cross-entropy",
+        ("none", "softmax-head"),
+        group=FEATURES,
+    )
+    feature_cache: str | None = setting(
+        None, "folder that keeps computed features, which are as private as the records (default: none)",
+        group=FEATURES,
+    )  # fmt: skip
     target_epsilon: float | None = setting(
         None,
         "epsilon to spend; the noise multiplier is calibrated to it (default: 1 without --noise-multiplier)",
@@ -223,6 +270,7 @@ class TrainConfig(Config):
     warm_start: str = setting(
         "none", "start from freshly drawn weights, or from a model trained on the public records", ("none", "public"),
     )  # fmt: skip
+    public_weight_decay: float = setting(1e-3, "weight decay of the training on public records alone")
     loss: str = setting("cross-entropy", "loss function", ("cross-entropy", "hinge", "huber"))
     epochs: float = setting(30.0, "passes over the data, in expectation")
     batch_size: int = setting(256, "expected batch size, by which every noisy sum is divided")
@@ -251,11 +299,16 @@ class TrainConfig(Config):
 
 IMAGES: dict[str, Any] = {"batch_size": 250, "epochs": 80.0, "max_grad_norm": 0.01, "lr": 5.0}
 TEXT: dict[str, Any] = {"model": "text", "batch_size": 500, "epochs": 20.0, "lr": 10.0}
-RECIPES: dict[str, dict[str, Any]] = {"mnist": IMAGES, "fashion-mnist": IMAGES, "cifar10": IMAGES, "shakespeare": TEXT}
+DATA_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mnist": IMAGES,
+    "fashion-mnist": IMAGES,
+    "cifar10": IMAGES,
+    "shakespeare": TEXT,
+}
 """Defaults of data sets where they differ from the general ones: batch size and clip bound of the projection papers
 for images, a model that reads symbols for text."""
 
-METHOD_RECIPES: dict[str, dict[str, Any]] = {
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "comp-sgd": {"sampler": "fixed", "batch_size": 1},
     "comp-minibatch": {"sampler": "fixed"},
     "comp-gd": {"sampler": "full"},
@@ -264,13 +317,13 @@ METHOD_RECIPES: dict[str, dict[str, Any]] = {
 """Defaults of methods whose definition fixes the sampling scheme."""
 
 
-def recipe(data: str, method: str = "dp-sgd") -> TrainConfig:
+def default_settings(data: str, method: str = "dp-sgd") -> TrainConfig:
     """Return the default settings of a data set and a method.
 
-    >>> recipe("mnist").max_grad_norm, recipe("digits").max_grad_norm
+    >>> default_settings("mnist").max_grad_norm, default_settings("digits").max_grad_norm
     (0.01, 1.0)
     """
-    return TrainConfig(data=data, **(RECIPES.get(data, {}) | METHOD_RECIPES.get(method, {})))
+    return TrainConfig(data=data, **(DATA_DEFAULTS.get(data, {}) | METHOD_DEFAULTS.get(method, {})))
 
 
 def as_text(value: Any) -> str:

@@ -11,13 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from gnomon import validate
-from gnomon.data import Loader, load
+from gnomon.data import Loader
 from gnomon.diagnose.observer import Diagnostics
 from gnomon.errors import DataError
 from gnomon.files import write_atomic
 from gnomon.release import SecureNoise
-from gnomon.runs.builders import build_trainer
-from gnomon.runs.builders import records as build_records
+from gnomon.runs.builders import build_trainer, prepare
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.train import public_beside
 from gnomon.sampling.draws import shuffle
@@ -46,8 +45,8 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     """
     sample_size = validate.whole("records", records, least=2)
     config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
-    source = load(config.data, config.data_dir)
-    split = build_records(config, source)
+    prepared = prepare(config, progress=False)
+    source, split = prepared.source, prepared.split
     trainer = build_trainer(config, source, split.public, progress=False)
     _restore(trainer.model, folder / "model.safetensors")
     loader = Loader(split.private)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.errors import SettingError
-from gnomon.runs.config import RECIPES, Config, TrainConfig, setting
+from gnomon.runs.config import DATA_DEFAULTS, Config, TrainConfig, setting
 from gnomon.runs.setting_names import current_name
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
@@ -169,11 +169,13 @@ TRAINING_ONLY = frozenset(_TRAIN_FIELDS) - {field.name for field in dataclasses.
 """Settings of `gnomon train` that a federated run does not have."""
 
 
-def federated_recipe(data: str, method: str = "fedavg") -> FederateConfig:
+def federated_defaults(data: str, method: str = "fedavg") -> FederateConfig:
     """Return the default settings for a data set.
 
-    >>> federated_recipe("mnist").max_grad_norm
+    >>> federated_defaults("mnist").max_grad_norm
     0.01
     """
-    settings: dict[str, Any] = {key: value for key, value in RECIPES.get(data, {}).items() if key not in TRAINING_ONLY}
+    settings: dict[str, Any] = {
+        key: value for key, value in DATA_DEFAULTS.get(data, {}).items() if key not in TRAINING_ONLY
+    }
     return FederateConfig(data=data, **settings)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from gnomon.data import load
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
-from gnomon.runs.builders import build_trainer, records
+from gnomon.runs.builders import build_trainer, prepare
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.setting_names import dashed
@@ -44,8 +43,8 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
     config = _config(out, notes["config"])
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    source = load(config.data, config.data_dir)
-    split = records(config, source)
+    prepared = prepare(config, progress=progress)
+    source, split = prepared.source, prepared.split
     trainer = build_trainer(
         _with_noise(config, checkpoint.facts["settings"]["noise_multiplier"]),
         source,
@@ -53,6 +52,7 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
         progress=progress,
         ledger=ledger or _ledger(Path(checkpoint.facts["ledger"])),
         dataset=notes["dataset"],
+        feature_map=prepared.feature_map,
     )
     restore_checkpoint(trainer, checkpoint, split.private)
     return complete(config, trainer, source, split, RunFolder(out, again=True), notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from safetensors.torch import save as safetensors_bytes
 
-from gnomon.data import Source, Split, load
+from gnomon.data import Source, Split
 from gnomon.diagnose.observer import EVERY, Diagnostics
 from gnomon.errors import SettingError
 from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
-from gnomon.runs.builders import build_trainer, public_only, records
+from gnomon.recipes import Plan
+from gnomon.runs.builders import build_trainer, prepare, public_only
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
@@ -52,6 +53,7 @@ def train(
     diagnose_every: int | None = None,
     diagnose_public_only: bool = False,
     on_start: Callable[[], None] | None = None,
+    on_plan: Callable[[Plan, Sequence[str]], None] | None = None,
 ) -> TrainingRun:
     """Train a model and write config, metrics, model, privacy statement and training curve to `out`.
 
@@ -68,6 +70,7 @@ def train(
         diagnose_every: steps between two records of `diagnostics.jsonl` (default: no diagnostics).
         diagnose_public_only: whether diagnostics read no private record.
         on_start: called once all settings are checked and the run folder exists, before the first step.
+        on_plan: called with the settings that a recipe chose, and with warnings about the public records.
 
     Raises:
         SettingError: a setting has a value that cannot be used. An earlier run in the folder is then untouched.
@@ -88,15 +91,25 @@ def train(
             whole(name, every)
     if tensorboard:
         EventFiles(out / "tensorboard")  # raises now if the package is missing
-    source = load(config.data, config.data_dir)
-    split = records(config, source)
+    prepared = prepare(config, progress=progress)
+    if prepared.plan is not None and on_plan is not None:
+        on_plan(prepared.plan, prepared.warnings)
+    config, source, split = prepared.config, prepared.source, prepared.split
     if diagnose_public_only and not len(split.public):
         raise SettingError.with_message(
             "diagnose-public-only needs a run with public records: use diagnose alone",
             name="diagnose-public-only",
             value=True,
         )
-    trainer = build_trainer(config, source, split.public, progress=progress, ledger=ledger, dataset=dataset)
+    trainer = build_trainer(
+        config,
+        source,
+        split.public,
+        progress=progress,
+        ledger=ledger,
+        dataset=dataset,
+        feature_map=prepared.feature_map,
+    )
     trainer.check(split.private)  # checked before the files of an earlier run are removed
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
@@ -150,7 +163,8 @@ def complete(
             events(record)
 
     if len(split.public) and first_step == 0:
-        scores = {"public records": len(split.public), **plain(public_only(config, source, split.public))}
+        count = len(split.public) // config.public_copies
+        scores = {"public records": count, **plain(public_only(config, source, split.public))}
         folder.write("public-only.json", json.dumps(scores, indent=2).encode())
     result = trainer.fit(
         split.private,

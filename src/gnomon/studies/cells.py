@@ -31,6 +31,10 @@ from gnomon.validate import whole
 Result = dict[str, Any]
 
 
+OF_THE_MACHINE = ("data_dir", "threads", "feature_cache")
+"""Settings that cannot change a result."""
+
+
 class StudyCell(Protocol):
     """One run of a study."""
 
@@ -83,8 +87,8 @@ class CellsFailed(GnomonError, ValueError):
 def settings_key(config: Any, **more: Any) -> str:
     """Return a hash of settings that could change a result.
 
-    The location of the data and the number of threads do not count. The source code of a user's own model does, so
-    that no result is found again after the model has changed. Settings at their defaults are left out, so that adding
+    The locations of data and computed features and the number of threads do not count. The source code of a user's
+    own model does, so that no result is found again after the model has changed. Settings at their defaults are left out, so that adding
     a setting to the package does not rename stored results. Seven digits of the noise multiplier count, because a
     calibrated one differs in later digits from machine to machine.
 
@@ -97,7 +101,7 @@ def settings_key(config: Any, **more: Any) -> str:
     True
     """
     defaults = stored_settings(type(config)())
-    values = stored_settings(config) | {"data_dir": None, "threads": None}
+    values = stored_settings(config) | dict.fromkeys(OF_THE_MACHINE)
     settings = {name: value for name, value in values.items() if value != defaults[name]}
     settings = {name: float(value) if isinstance(value, int) else value for name, value in settings.items()}
     if isinstance(noise := settings.get("noise_multiplier"), float):
@@ -151,7 +155,7 @@ def run_cells(
             if isinstance(result, Exception):
                 failures[_description(cell)] = result
             elif result is not None:
-                settings = stored_settings(cell.config) | {"data_dir": None}
+                settings = stored_settings(cell.config) | {"data_dir": None, "feature_cache": None}
                 store.write(keys[cell], {"settings": settings, "versions": versions()} | result)
                 bar.set_postfix_str(f"{cell.label}: {100 * result['accuracy']:.1f} %")
     if failures:

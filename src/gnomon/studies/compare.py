@@ -26,14 +26,14 @@ from gnomon.runs.builders import (
     build_method,
     build_trainer,
     is_own,
+    prepare,
     public_count,
     public_only,
-    records,
     undeclared_public,
     uses_public,
     without_foreign_settings,
 )
-from gnomon.runs.config import TrainConfig, recipe
+from gnomon.runs.config import TrainConfig, default_settings
 from gnomon.runs.environment import environment
 from gnomon.runs.train import plain
 from gnomon.studies.cells import CellsFailed, Result, run_cells, settings_key, stored_cells
@@ -50,6 +50,9 @@ DEFAULT_NOISE_MULTIPLIERS = (5.0, 10.0, 20.0, 40.0)
 
 TRAIN_ACCURACY = "unprotected/train/accuracy"
 """The accuracy on the private records at the end of a run, computed without noise."""
+
+PUBLIC_START_ACCURACY = "public-start/accuracy"
+"""The test accuracy of the model from which a run starts, if it was trained on the public records alone: epsilon 0."""
 
 PUBLIC_TRAINING: Result = {"public_training": "converged"}
 """Mark of results that depend on training on public records alone. Stored results without the mark are older: their
@@ -245,7 +248,7 @@ def compare(
 def _common_settings(config: TrainConfig | Mapping[str, Any]) -> TrainConfig:
     if isinstance(config, TrainConfig):
         return config
-    return recipe(str(config.get("data", TrainConfig().data))).with_settings(dict(config))
+    return default_settings(str(config.get("data", TrainConfig().data))).with_settings(dict(config))
 
 
 def grid(
@@ -256,6 +259,7 @@ def grid(
     looks: DiagnosticSchedule | None = None,
     *,
     target_epsilons: Sequence[float] = (),
+    redraw_splits: bool = False,
 ) -> list[ComparisonCell]:
     """Return the runs of a comparison: every method at every noise level with every seed.
 
@@ -266,6 +270,7 @@ def grid(
         seeds: the number of runs per method and noise level.
         looks: the diagnostics to record during training.
         target_epsilons: budgets; each run calibrates the noise multiplier for its own sampling.
+        redraw_splits: whether each seed also draws its own private and public records.
 
     >>> [cell.label for cell in grid(TrainConfig(), ["dp-sgd", "pcdp:rank=20"], [2.0], 1)]
     ['dp-sgd', 'pcdp:rank=20']
@@ -300,6 +305,8 @@ def grid(
         for level in [{"noise_multiplier": None}] if spec.is_public_only else levels:
             for seed in range(whole("seeds", seeds)):
                 settings = level | {"seed": seed, "insecure_noise_seed": seed} | dict(spec.settings)
+                if redraw_splits:
+                    settings["split_seed"] = seed
                 if "noise_multiplier" in spec.settings:
                     settings |= {"target_epsilon": spec.settings.get("target_epsilon")}
                 method = "pcdp" if spec.is_public_only else spec.name  # public-only uses the same public records
@@ -369,17 +376,18 @@ def run_cell(cell: ComparisonCell) -> Result:
     """Train one run on one thread and return its result as plain values."""
     torch.set_num_threads(1)
     keep_memory()
-    source = load(cell.config.data, cell.config.data_dir)
-    split = records(cell.config, source)
+    prepared = prepare(cell.config, progress=False)
+    config, source, split = prepared.config, prepared.source, prepared.split
     if cell.public_only:
-        scores = public_only(cell.config, source, split.public)
+        scores = public_only(config, source, split.public)
         plain_scores = {"epsilon": 0.0, "accuracy": scores["accuracy"], "seconds": 0.0}
         return {"label": cell.label, **plain_scores, "history": [], **PUBLIC_TRAINING}
     if of_members(source.test, split.private):
         raise SettingError(
             "data", cell.config.data, "test records that are not training records, because methods are compared on them"
         )
-    trainer = build_trainer(cell.config, source, split.public, progress=False)
+    trainer = build_trainer(config, source, split.public, progress=False, feature_map=prepared.feature_map)
+    start = evaluate(trainer.model, trainer.loss, source.test) if config.warm_start == "public" else {}
     diagnostics = cell.looks.attach(trainer, split.private) if cell.looks is not None else None
     history: list[dict[str, float]] = []
     result = trainer.fit(split.private, source.test, on_epoch=history.append, evaluate_every=cell.config.evaluate_every)
@@ -387,6 +395,8 @@ def run_cell(cell: ComparisonCell) -> Result:
         raise KeyboardInterrupt
     if "accuracy" in (scores := evaluate(trainer.final, trainer.loss, split.private)):
         history[-1][TRAIN_ACCURACY] = scores["accuracy"]
+    if "accuracy" in start:
+        history[-1][PUBLIC_START_ACCURACY] = start["accuracy"]
     return {
         "label": cell.label,
         "noise_multiplier": trainer.account.noise_multiplier,

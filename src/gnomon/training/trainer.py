@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,28 @@ from gnomon.training.observer import Observer
 from gnomon.training.progress import Bar
 from gnomon.training.result import BudgetExhausted, TrainingResult
 from gnomon.updates import Loss
+
+
+class ResolvedRecipe(Protocol):
+    """Model, loss, optimizer and mechanism as a recipe chose them."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss, one number per sample."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the statement."""
+
+    def model(self) -> nn.Module:
+        """Return a new model with the initial weights."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of the model."""
+
+    def mechanism(self, model: nn.Module) -> Mechanism:
+        """Return the privacy claim."""
+
 
 MEMBERS_SCORED = "Scores on the validation records are of training records, wholly or in part: NOT protected."
 
@@ -194,6 +216,22 @@ class Trainer:
         self.membership = MembershipCheck(self.admission.fingerprint_cache)
         if example is not None:
             self.admission.check(self.method, self.loss, *example)
+
+    @classmethod
+    def from_recipe(cls, recipe: ResolvedRecipe, **options: Any) -> Trainer:
+        """Return the Trainer of a resolved recipe, such as `gnomon.recipes.best(...)` returns.
+
+        Train it on `recipe.records(train)`, the features of the records.
+
+        Args:
+            recipe: the resolved recipe, which chooses model, loss, optimizer and mechanism.
+            **options: the other arguments of a Trainer, such as `ledger`, `noise` or `progress`.
+        """
+        model = recipe.model()
+        notes = (*recipe.notes, *options.pop("notes", ()))
+        return cls(
+            model, recipe.loss, recipe.optimizer(model), mechanism=recipe.mechanism(model), notes=notes, **options
+        )
 
     # -- the parts -------------------------------------------------------------------------------
 

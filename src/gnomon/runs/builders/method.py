@@ -13,7 +13,7 @@ from gnomon import clipping
 from gnomon.data import Records
 from gnomon.errors import SettingError
 from gnomon.methods import FORMS, METHODS, LocalSteps, Method
-from gnomon.runs.config import FAIR, TrainConfig, recipe
+from gnomon.runs.config import FAIR, TrainConfig, default_settings
 from gnomon.runs.setting_names import dashed
 
 
@@ -97,7 +97,7 @@ def _refuse_clipping(config: TrainConfig) -> None:
     """Raise SettingError if the settings of clipping were changed for a method that does not clip."""
     if config.clip != TrainConfig().clip:
         raise SettingError("clip", config.clip, f"no clip rule: the method {config.method} does not clip")
-    if config.max_grad_norm != recipe(config.data).max_grad_norm:
+    if config.max_grad_norm != default_settings(config.data).max_grad_norm:
         raise SettingError(
             "max-grad-norm", config.max_grad_norm, f"no clip bound: the method {config.method} does not clip"
         )

@@ -6,6 +6,7 @@ import inspect
 
 from gnomon.data import Source, Split, public_private
 from gnomon.errors import SettingError
+from gnomon.features.registry import parse
 from gnomon.methods import METHODS
 from gnomon.runs.config import TrainConfig
 from gnomon.validate import whole
@@ -84,6 +85,8 @@ def public_count(config: TrainConfig, source: Source) -> int:
     """
     if source.public is None and is_own(config.data):
         reads = config.method if _method_reads_public(config) else "warm-start = public"
+        if _features_read_public(config):
+            reads = f"features = {config.features}" if config.whitening_directions is None else "whitening"
         raise undeclared_public(config.data, reads if uses_public(config) else "public-records")
     default = 100 if source.public is None else len(source.public)
     count = whole("public-records", default if config.public_records is None else config.public_records)
@@ -102,14 +105,52 @@ def is_own(data: str) -> bool:
 
 
 def uses_public(config: TrainConfig) -> bool:
-    """Return whether the method or the warm start reads public records.
+    """Return whether the method, the warm start or the features read public records.
 
     >>> uses_public(TrainConfig()), uses_public(TrainConfig(method="pdp"))
     (False, True)
     """
-    return _method_reads_public(config) or config.warm_start == "public"
+    return _method_reads_public(config) or config.warm_start == "public" or _features_read_public(config)
+
+
+def has_public(config: TrainConfig, source: Source) -> bool:
+    """Return whether there are public records: declared by a file, or drawn from a benchmark.
+
+    >>> from gnomon.data import load
+    >>> has_public(TrainConfig(), load("digits"))
+    True
+    """
+    return source.public is not None or not is_own(config.data)
+
+
+def declared_size(config: TrainConfig, source: Source) -> int:
+    """Return the public number of private records: declared by the user, or that of the benchmark.
+
+    Raises:
+        SettingError: the data are the user's, and no number was declared.
+
+    >>> from gnomon.data import load
+    >>> declared_size(TrainConfig(), load("digits")), declared_size(TrainConfig(method="pcdp"), load("digits"))
+    (1437, 1337)
+    """
+    if config.dataset_size is not None:
+        return whole("dataset-size", config.dataset_size)
+    if is_own(config.data):
+        raise SettingError.with_message(
+            "dataset-size is required for npz files: the number of records that you declare in public; it sets the "
+            "sample rate",
+            name="dataset-size",
+        )
+    drawn = public_count(config, source) if uses_public(config) and source.public is None else 0
+    return config.private_records or len(source.train) - drawn
 
 
 def _method_reads_public(config: TrainConfig) -> bool:
     maker = METHODS.get(config.method)
     return maker is not None and "public" in inspect.signature(maker).parameters
+
+
+def _features_read_public(config: TrainConfig) -> bool:
+    if config.features is None:
+        return False
+    return config.whitening_directions is not None or parse(config.features)[0].public

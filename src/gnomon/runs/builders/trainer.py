@@ -16,11 +16,13 @@ from gnomon import models
 from gnomon.accounting import Sampling
 from gnomon.data import Records, Source
 from gnomon.errors import SettingError
+from gnomon.features import FeatureMap
 from gnomon.ledger import Ledger
 from gnomon.losses import LOSSES
+from gnomon.methods import softmax_head
 from gnomon.release import SecureNoise, SeededNoise
 from gnomon.runs.builders.method import build_method
-from gnomon.runs.builders.records import is_own, public_count, uses_public
+from gnomon.runs.builders.records import declared_size, is_own
 from gnomon.runs.config import TrainConfig
 from gnomon.sampling import FLAGS
 from gnomon.training import Trainer, evaluate, train_on_public
@@ -42,7 +44,7 @@ def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Modu
     name = config.model or ("linear" if config.constraint else models.default_model(source))
     model = models.build(name, source.input_shape, source.classes, seed=config.seed).to(_device(config.device))
     if config.warm_start == "public":
-        train_on_public(model, LOSSES[config.loss], public)
+        train_on_public(model, LOSSES[config.loss], public, weight_decay=config.public_weight_decay)
     return model
 
 
@@ -66,6 +68,7 @@ def build_trainer(
     progress: bool = True,
     ledger: Ledger | None = None,
     dataset: str | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Trainer:
     """Return the Trainer that a config describes.
 
@@ -76,6 +79,7 @@ def build_trainer(
         progress: whether to show a progress bar.
         ledger: the ledger to which the run is charged.
         dataset: the data set of the ledger to which the run is charged, by its name.
+        feature_map: the map that computed the inputs of the model, for the statement.
 
     >>> from gnomon.data import load
     >>> source = load("digits")
@@ -84,9 +88,11 @@ def build_trainer(
     """
     model = build_model(config, source, public)
     optimizer = _optimizer(config, model)
-    size = _declared_size(config, source)
+    size = declared_size(config, source)
     sampler, divisor = _sampling(config, size)
     method = build_method(config, public)
+    if config.known_space == "softmax-head":
+        method = method.within(softmax_head(model, LOSSES[config.loss]))
     target = config.target_epsilon
     if target is None and config.noise_multiplier is None and method.private:
         target = 1.0
@@ -111,7 +117,7 @@ def build_trainer(
         scheduler_every=scheduler_every,
         ema_decay=config.ema_decay,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
-        notes=_notes(config, source, public),
+        notes=_notes(config, source, public, feature_map),
         ledger=ledger,
         dataset=dataset,
         label=config.data_name,
@@ -119,9 +125,9 @@ def build_trainer(
     )
 
 
-def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
-    """Return what the statement says about the number of classes and about the draw of the records."""
-    notes = []
+def _notes(config: TrainConfig, source: Source, public: Records, feature_map: FeatureMap | None) -> list[str]:
+    """Return what the statement says about features, the number of classes and the draw of the records."""
+    notes = [] if feature_map is None else [feature_map.description]
     if source.counted:
         notes.append(CLASSES_COUNTED)
     if is_own(config.data) and (source.cut or config.private_records is not None):
@@ -130,7 +136,8 @@ def _notes(config: TrainConfig, source: Source, public: Records) -> list[str]:
             "training records, after that draw."
         )
     if len(public):
-        notes.append(public_origin(config.data, config.split_seed, source, len(public)))
+        count = len(public) // config.public_copies
+        notes.append(public_origin(config.data, config.split_seed, source, count))
     if len(public) and config.warm_start == "public":
         notes.append("The model started from one trained without noise on the public records: NOT protected.")
     return notes
@@ -150,20 +157,6 @@ def public_origin(data: str, split_seed: int, source: Source, count: int) -> str
         f"The {count} public records were drawn from {data} with split seed {split_seed}. A total over several runs "
         "holds only for records that none of the runs used as public."
     )
-
-
-def _declared_size(config: TrainConfig, source: Source) -> int:
-    """Return the public number of records: declared by the user, or that of the benchmark."""
-    if config.dataset_size is not None:
-        return whole("dataset-size", config.dataset_size)
-    if is_own(config.data):
-        raise SettingError.with_message(
-            "dataset-size is required for npz files: the number of records that you declare in public; it sets the "
-            "sample rate",
-            name="dataset-size",
-        )
-    drawn = public_count(config, source) if uses_public(config) and source.public is None else 0
-    return config.private_records or len(source.train) - drawn
 
 
 def _sampling(config: TrainConfig, size: int) -> tuple[Sampling, float]:

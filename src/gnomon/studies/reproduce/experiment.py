@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon.diagnose import DiagnosticSchedule
 from gnomon.errors import SettingError
-from gnomon.runs.config import TrainConfig, recipe
+from gnomon.runs.config import TrainConfig, default_settings
 from gnomon.runs.setting_names import current_name
 from gnomon.studies.method_specs import PUBLIC_ONLY, MethodSpec
 
@@ -87,6 +87,8 @@ class Experiment:
     """The horizontal axis of the figure: "" for the axis of the experiment, or "epoch", "rank" or "plane"."""
     draw: str = ""
     """The diagnostic that a figure over "rank" or "plane" shows."""
+    redraw_splits: bool = False
+    """Whether each seed draws its own private and public records. The studies of the papers keep one split."""
     looks: dict[str, int] = field(default_factory=dict)
     """How often to record diagnostics during a run, and from how many records."""
     fast: dict[str, Any] = field(default_factory=dict)
@@ -174,7 +176,7 @@ class Experiment:
     @property
     def base(self) -> TrainConfig:
         """The settings that all runs share."""
-        return recipe(str(self.settings.get("data", "digits"))).with_settings(self.settings)
+        return default_settings(str(self.settings.get("data", "digits"))).with_settings(self.settings)
 
     def shortened(self) -> Experiment:
         """Return the short form of the experiment, which takes minutes instead of hours.

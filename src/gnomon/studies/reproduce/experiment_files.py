@@ -14,7 +14,7 @@ from gnomon.validate import number, whole
 
 FOLDER = Path(__file__).parent / "experiments"
 KEYS = ("title", "paper", "settings", "axis", "values", "seeds", "lines", "family", "measure", "unit", "paper-epsilon",
-        "as-coded", "micro-batch", "notes", "over", "draw", "looks", "fast")  # fmt: skip
+        "as-coded", "micro-batch", "notes", "over", "draw", "looks", "redraw-splits", "fast")  # fmt: skip
 LINE_KEYS = ("method", "settings", "at", "published", "measure")
 FAST_KEYS = ("values", "lines", "seeds", "settings")
 FAMILY_KEYS = ("setting", "values", "method", "settings")
@@ -142,6 +142,7 @@ def _experiment(name: str, values: dict[str, Any]) -> Experiment:
         heat="family" in values,
         over=over,
         draw=values.get("draw", ""),
+        redraw_splits=bool(values.get("redraw-splits", False)),
         looks=values.get("looks", {}),
         fast=values.get("fast", {}),
         micro_batch=micro_batch,

@@ -123,8 +123,12 @@ def cells_of(experiment: Experiment, line: ExperimentLine, value: float) -> list
     [6.0, 6.0, 6.0, 6.0]
     """
     base, spec = experiment.base, experiment.spec(line, value)
-    level = 1.0 if spec.is_public_only else _noise_multiplier(experiment, base, line, value)  # public-only has no noise
-    cells = grid(base, [spec], [level], experiment.seeds, experiment.looking)
+    redraw = experiment.redraw_splits
+    if experiment.axis == BUDGET and base.with_settings(dict(spec.settings)).recipe is not None:
+        cells = grid(base, [spec], (), experiment.seeds, target_epsilons=[value], redraw_splits=redraw)
+    else:
+        level = 1.0 if spec.is_public_only else _noise_multiplier(experiment, base, line, value)  # the former has none
+        cells = grid(base, [spec], [level], experiment.seeds, experiment.looking, redraw_splits=redraw)
     scored_on_train = experiment.measure_of(line) == TRAIN_ACCURACY and not spec.is_public_only
     return [dataclasses.replace(cell, scored_on_train=scored_on_train) for cell in cells]
 

@@ -1,0 +1,192 @@
+"""The records of a run as its model takes them: selected, resolved by a recipe, and mapped to features."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gnomon.data import Source, Split, load
+from gnomon.errors import SettingError
+from gnomon.features import FeatureMap, Pipeline, pipeline
+from gnomon.recipes import Budget, Choice, Plan, check_public, choose, resolve
+from gnomon.runs.builders.records import declared_size, has_public, records
+from gnomon.runs.config import FEATURES, TrainConfig, default_settings
+from gnomon.runs.setting_names import dashed
+
+OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "weight_decay", "lr_schedule", "lr",
+                "epochs", "batch_size", "max_grad_norm", "noise_multiplier", "warm_start", "loss", "local_steps",
+                "ema_decay", "whitening_directions", "whitening_lam", "public_copies", "known_space",
+                "public_weight_decay")  # fmt: skip
+"""Settings that a recipe chooses."""
+
+PHYSICAL = 8192
+"""Records of a full batch that a recipe computes at once."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The settings, the data set and the records of a run.
+
+    Attributes:
+        config: the settings, with those that a recipe chose in the place of the recipe.
+        source: the data set, with test records and the shape of a record as the model takes them.
+        split: the private and the public records as the model takes them. With copies of public images, the public
+            records are those of all copies.
+        feature_map: the map from the inputs of the data set to those of the model, or None.
+        plan: the resolved recipe, or None.
+        warnings: what is unusual about the public records.
+    """
+
+    config: TrainConfig
+    source: Source
+    split: Split
+    feature_map: FeatureMap | None = None
+    plan: Plan | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
+    """Return the records of a run as its model takes them.
+
+    No private record is read to resolve a recipe: settings follow from declared sizes and the public records alone.
+
+    Args:
+        config: the settings.
+        progress: whether to show progress bars while features are computed.
+
+    Raises:
+        SettingError: a setting has a value that cannot be used, or a setting is given that the recipe chooses.
+        DataError: the public records do not fit, or a feature is not finite.
+
+    >>> prepared = prepare(TrainConfig(recipe="best", target_epsilon=2.0), progress=False)
+    >>> prepared.config.features, prepared.config.model, prepared.source.input_shape
+    ('scaled', 'linear', (57,))
+    """
+    source = load(config.data, config.data_dir)
+    if config.recipe is None and config.features is None:
+        _refuse_without_features(config)
+        return Prepared(config, source, records(config, source))
+    choice = None if config.recipe is None else _choice(config, source)
+    if choice is not None:
+        config = _with_choice(config, choice)
+    split = records(config, source)
+    if choice is not None and not choice.whiten:
+        split = dataclasses.replace(split, public=split.public[:0])
+    parts = pipeline(
+        config.features or "",
+        source.input_shape,
+        split.public,
+        copies=config.public_copies,
+        distortion=config.distortion,
+        seed=config.seed,
+        cache=config.feature_cache,
+        progress=progress,
+    )
+    if choice is None:
+        if config.whitening_directions is not None:
+            parts = parts.whitened(config.whitening_directions, config.whitening_lam)
+        return _mapped(config, source, split, parts)
+    warnings = check_public(split.public, source.input_shape, source.classes) if len(split.public) else []
+    plan = resolve(config.recipe or "", choice, parts, budget_of(config, source), source.classes)
+    prepared = _mapped(with_plan(config, plan), source, split, plan.features)
+    return dataclasses.replace(prepared, plan=plan, warnings=tuple(warnings))
+
+
+def budget_of(config: TrainConfig, source: Source) -> Budget:
+    """Return the public facts from which a recipe starts.
+
+    >>> from gnomon.data import load
+    >>> budget_of(TrainConfig(recipe="best"), load("digits"))
+    Budget(records=1437, epsilon=1.0, delta=1e-05)
+    """
+    return Budget(declared_size(config, source), config.target_epsilon or 1.0, config.target_delta)
+
+
+def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
+    """Return the config with the settings that a plan chose, which repeats the run without the recipe."""
+    whitening = plan.features.whitening
+    return dataclasses.replace(
+        config,
+        recipe=None,
+        whitening_directions=None if whitening is None else whitening.k,
+        whitening_lam=TrainConfig().whitening_lam if whitening is None else whitening.lam,
+        target_epsilon=plan.budget.epsilon,
+        dataset_size=plan.budget.records,
+        batch_size=plan.budget.records,
+        max_grad_norm=plan.schedule.max_grad_norm,
+        epochs=float(plan.schedule.steps),
+        lr=plan.schedule.lr,
+    )
+
+
+def _choice(config: TrainConfig, source: Source) -> Choice:
+    """Return the features that the recipe chooses, after refusing settings that it chooses too."""
+    defaults = default_settings(config.data)
+    for name in OWN_SETTINGS:
+        if (value := getattr(config, name)) not in (getattr(defaults, name), getattr(TrainConfig(), name)):
+            raise SettingError.with_message(
+                f"--recipe {config.recipe} chooses {dashed(name)} itself: remove {dashed(name)} = {value}, or run the "
+                "recipe and change the setting in the config.yaml of its run",
+                name=dashed(name),
+                value=value,
+            )
+    public = 0
+    if config.recipe != "no-public" and has_public(config, source):
+        public = len(source.public) if source.public is not None else 100
+        public = config.public_records or public
+    return choose(
+        config.recipe or "",
+        source.input_shape,
+        tokens=not source.train.inputs.is_floating_point(),
+        public=public,
+        distortion=_distortion(config),
+        features=config.features,
+    )
+
+
+def _distortion(config: TrainConfig) -> str:
+    """Return the distortion of the settings, or that of a benchmark whose images are known to everybody."""
+    return config.distortion if config.distortion != "none" else {"mnist": "strokes"}.get(config.data, "none")
+
+
+def _with_choice(config: TrainConfig, choice: Choice) -> TrainConfig:
+    """Return the config with the features of a recipe, and with all settings that need no features."""
+    return dataclasses.replace(
+        config,
+        method="dp-sgd",
+        model="linear",
+        features=choice.features,
+        distortion=choice.distortion,
+        public_copies=choice.copies,
+        whitening_directions=1 if choice.whiten else None,  # the number follows from the features
+        warm_start="public" if choice.start else "none",
+        known_space="softmax-head",
+        sampler="full",
+        max_physical_batch_size=config.max_physical_batch_size or PHYSICAL,
+    )
+
+
+def _mapped(config: TrainConfig, source: Source, split: Split, parts: Pipeline) -> Prepared:
+    """Return the records as features."""
+    private = parts.records(split.private)
+    test = parts.records(source.test, private=False)
+    shape = tuple(private.inputs.shape[1:])
+    public = parts.public_features if len(split.public) else private[:0]
+    mapped = dataclasses.replace(source, test=test, input_shape=shape)
+    return Prepared(config, mapped, Split(private, public or private[:0]), parts.feature_map)
+
+
+def _refuse_without_features(config: TrainConfig) -> None:
+    """Refuse settings of features where there is no feature map."""
+    defaults: Any = TrainConfig()
+    for field in dataclasses.fields(TrainConfig):
+        if field.metadata["group"] != FEATURES or field.name in ("recipe", "features", "known_space", "feature_cache"):
+            continue
+        if (value := getattr(config, field.name)) != getattr(defaults, field.name):
+            name = dashed(field.name)
+            raise SettingError.with_message(
+                f"{name} = {value} has no effect without a feature map: set features or recipe, or remove {name}",
+                name=name,
+                value=value,
+            )
