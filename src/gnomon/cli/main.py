@@ -15,6 +15,7 @@ from gnomon.cli import (
     federate,
     ledger,
     methods,
+    recipes,
     report,
     reproduce,
     resume,
@@ -28,7 +29,21 @@ from gnomon.memory import keep_memory
 from gnomon.runs.setting_names import current_name, dashed
 from gnomon.version import __version__
 
-COMMANDS = (train, resume, compare, federate, site, report, diagnose, reproduce, account, ledger, audit, methods)
+COMMANDS = (
+    train,
+    resume,
+    compare,
+    federate,
+    site,
+    report,
+    diagnose,
+    reproduce,
+    account,
+    ledger,
+    audit,
+    methods,
+    recipes,
+)
 """Modules of the commands, in the order in which `gnomon --help` lists them."""
 
 

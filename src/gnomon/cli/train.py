@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, warn_if_new
 from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
+from gnomon.errors import SettingError
 from gnomon.runs.config import default_settings
 from gnomon.runs.folder import claimed
 from gnomon.text import counted, together
 
 if TYPE_CHECKING:
     from gnomon.recipes import Plan
+    from gnomon.runs.config import TrainConfig
     from gnomon.runs.train import TrainingRun
 
 
@@ -68,14 +70,28 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="steps between two checkpoints (default: an epoch, at least 16)",
     )
+    groups["run"].add_argument(
+        "--dp-sgd-beside",
+        action="store_true",
+        help="after a recipe, also train plain DP-SGD at the same epsilon, into the folder dp-sgd of the run; it reads "
+        "the same records again and is charged as a run of its own",
+    )
     add_ledger_flags(groups["ledger"])
 
 
 def _train(args: argparse.Namespace) -> int:
+    from gnomon.runs.builders.preparation import plain_dp_sgd
     from gnomon.runs.train import train
 
     config = settings_of(args, default_settings)
+    if args.dp_sgd_beside and config.recipe is None:
+        raise SettingError.with_message(
+            "dp-sgd-beside needs a recipe: set --recipe, or train DP-SGD in a run of its own",
+            name="dp-sgd-beside",
+            value=True,
+        )
     ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
+    beside = ""
     with claimed(config.data_name) if args.out is None else nullcontext(args.out) as out:
         run = train(
             config,
@@ -91,7 +107,34 @@ def _train(args: argparse.Namespace) -> int:
             on_start=lambda: warn_if_new(ledger),
             on_plan=lambda plan, warnings: _show_plan(plan, warnings, quiet=args.quiet),
         )
-    return print_outcome(run)
+        if args.dp_sgd_beside and run.result.stopped == "finished":
+            plain = train(
+                plain_dp_sgd(config),
+                run.folder / "dp-sgd",
+                overwrite=args.overwrite,
+                progress=not args.quiet,
+                ledger=ledger,
+                dataset=args.data_id,
+            )
+            last = plain.result.history[-1] if plain.result.history else {}
+            if "validation/accuracy" in last:
+                beside = f"{100 * last['validation/accuracy']:.1f} % at {plain.result.epsilon!r}"
+    if config.recipe is not None and not beside:
+        beside = _measured_elsewhere(config, run)
+    return print_outcome(run, beside)
+
+
+def _measured_elsewhere(config: TrainConfig, run: TrainingRun) -> str:
+    """Return what plain DP-SGD reached on a benchmark like this one, and how to train it on these records."""
+    from gnomon.recipes.evidence import nearest
+
+    budget = run.trainer.mechanism
+    known = nearest(config.data, int(budget.expected_batch_size), budget.target_epsilon or 1.0, "dp-sgd")
+    hint = "--dp-sgd-beside trains it on these records and is charged for it"
+    if known is None:
+        return f"not trained; {hint}"
+    where = f"{known.records} records, epsilon {known.epsilon:g}, {counted(known.seeds, 'seed')}"
+    return f"{known.text()} in the study {known.experiment} ({where}); {hint}"
 
 
 def _show_plan(plan: Plan, warnings: Sequence[str], *, quiet: bool) -> None:
@@ -104,8 +147,13 @@ def _show_plan(plan: Plan, warnings: Sequence[str], *, quiet: bool) -> None:
         print(f"gnomon: warning: {warning}", file=sys.stderr)
 
 
-def print_outcome(run: TrainingRun) -> int:
-    """Print the scores, the privacy claim and the files of a run; return the exit code."""
+def print_outcome(run: TrainingRun, dp_sgd: str = "") -> int:
+    """Print the scores, the privacy claim and the files of a run; return the exit code.
+
+    Args:
+        run: the run.
+        dp_sgd: what is known of plain DP-SGD beside a recipe.
+    """
     out = run.folder
     last = run.result.history[-1] if run.result.history else {}
     if run.result.stopped != "finished":
@@ -118,6 +166,8 @@ def print_outcome(run: TrainingRun) -> int:
     if public_scores.exists() and "accuracy" in (scores := json.loads(public_scores.read_text())):
         accuracy = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"
         print(f"public alone   {accuracy} ({scores['public records']} public records)")
+    if dp_sgd:
+        print(f"plain DP-SGD   {dp_sgd}")
     statement = run.trainer.statement()
     claim = "privacy      " if statement.guarantee else "NO GUARANTEE "
     print(f"{claim}  {run.result.epsilon!r}")

@@ -13,7 +13,7 @@ from gnomon.models.networks import (
     small_cnn,
     text,
 )
-from gnomon.models.registry import NAMES, build, default_model
+from gnomon.models.registry import NAMES, build, default_model, model_for_shape
 
 __all__ = [
     "NAMES",
@@ -26,6 +26,7 @@ __all__ = [
     "linear",
     "logistic",
     "mlp",
+    "model_for_shape",
     "paper_cnn",
     "resnet20",
     "small_cnn",

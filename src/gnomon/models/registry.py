@@ -73,7 +73,15 @@ def default_model(source: Source) -> str:
     >>> default_model(load("digits"))
     'logistic'
     """
-    shape = source.input_shape
+    return model_for_shape(source.input_shape)
+
+
+def model_for_shape(shape: Sequence[int]) -> str:
+    """Return the name of the default model for records of a shape.
+
+    >>> model_for_shape((1, 28, 28)), model_for_shape((104,))
+    ('cnn', 'logistic')
+    """
     if len(shape) == 1:
         return "logistic"
     if len(shape) != 3 or shape[1] != shape[2]:

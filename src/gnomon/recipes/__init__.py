@@ -1,7 +1,19 @@
 """Recipes: the best known settings for a budget, as formulas of public facts, without tuning."""
 
-from gnomon.recipes.choice import Choice, Reason, choose
+from gnomon.recipes.choice import RECIPES, Choice, Reason, choose
 from gnomon.recipes.formulas import Budget, Schedule, schedule
 from gnomon.recipes.plan import Plan, best, check_public, resolve
 
-__all__ = ["Budget", "Choice", "Plan", "Reason", "Schedule", "best", "check_public", "choose", "resolve", "schedule"]
+__all__ = [
+    "RECIPES",
+    "Budget",
+    "Choice",
+    "Plan",
+    "Reason",
+    "Schedule",
+    "best",
+    "check_public",
+    "choose",
+    "resolve",
+    "schedule",
+]

@@ -15,6 +15,14 @@ LEAST_SIDE = 16
 """The smallest side of images that are treated as images; smaller ones are rows of numbers."""
 
 
+RECIPES = {
+    "best": "fixed features, whitened by public records, and a softmax head that starts from them",
+    "cold": "the same without the start: public records choose directions alone",
+    "no-public": "fixed features and a softmax head that starts from zero; no public records",
+}
+"""Recipes by name."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """A setting that a recipe chose, and why."""
@@ -85,8 +93,8 @@ def choose(
     >>> choose("best", (1, 28, 28), public=100).features, choose("best", (3, 32, 32)).features
     ('scattering', 'scattering')
     """
-    if recipe not in ("best", "cold", "no-public"):
-        raise SettingError("recipe", recipe, "best, cold or no-public")
+    if recipe not in RECIPES:
+        raise SettingError("recipe", recipe, f"one of {', '.join(RECIPES)}")
     if recipe == "cold" and not public:
         raise SettingError("recipe", recipe, "best or no-public: there are no public records")
     uses_public = bool(public) and recipe != "no-public"

@@ -23,6 +23,7 @@ from gnomon.runs.builders import build_trainer, prepare, public_only
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
+from gnomon.runs.predictor import PUBLIC, public_bytes, shape_metadata
 from gnomon.runs.tensorboard import EventFiles
 from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
@@ -179,7 +180,12 @@ def complete(
         result.history.append(trainer.record(source.test))
         write_metrics(result.history[-1])
     result.history[:0] = history
-    folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
+    raw = split.private if split.private.raw is None else split.private.raw
+    facts = {"format": "pt", **shape_metadata(raw.inputs.shape[1:], source.classes)}
+    folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), facts))
+    if config.features is not None and split.public.raw is not None:
+        count = len(split.public) // config.public_copies
+        folder.write(PUBLIC, public_bytes(split.public.raw[:count]))
     statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())

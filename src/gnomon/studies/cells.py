@@ -88,9 +88,9 @@ def settings_key(config: Any, **more: Any) -> str:
     """Return a hash of settings that could change a result.
 
     The locations of data and computed features and the number of threads do not count. The source code of a user's
-    own model does, so that no result is found again after the model has changed. Settings at their defaults are left out, so that adding
-    a setting to the package does not rename stored results. Seven digits of the noise multiplier count, because a
-    calibrated one differs in later digits from machine to machine.
+    own model does, so that no result is found again after the model has changed. Settings at their defaults are left
+    out, so that adding a setting to the package does not rename stored results. Seven digits of the noise multiplier
+    count, because a calibrated one ends in different digits on another machine.
 
     Args:
         config: the settings, a dataclass whose fields all have defaults.

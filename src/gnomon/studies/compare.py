@@ -409,8 +409,21 @@ def run_cell(cell: ComparisonCell) -> Result:
 
 
 def run_grid(cells: Sequence[ComparisonCell], folder: Path, *, workers: int = 1, progress: bool = True) -> list[Result]:
-    """Run the cells that have no stored result yet, store every result, and return the results of all cells."""
+    """Run the cells that have no stored result yet, store every result, and return the results of all cells.
+
+    Features of benchmarks are computed once and kept in the subfolder `features`. Those of a user's own records are
+    kept only where the settings say so, because they are as private as the records.
+    """
+    cells = [_with_feature_cache(cell, folder / "features") for cell in cells]
     return run_cells(cells, folder, run_cell, workers=workers, progress=progress, complete=_is_complete)
+
+
+def _with_feature_cache(cell: ComparisonCell, folder: Path) -> ComparisonCell:
+    config = cell.config
+    mapped = config.recipe is not None or config.features is not None
+    if not mapped or config.feature_cache is not None or is_own(config.data):
+        return cell
+    return dataclasses.replace(cell, config=dataclasses.replace(config, feature_cache=str(folder)))
 
 
 def stored_results(cells: Sequence[ComparisonCell], folder: Path) -> list[Result]:

@@ -10,7 +10,7 @@ from gnomon.data import Source, Split, load
 from gnomon.errors import SettingError
 from gnomon.features import FeatureMap, Pipeline, pipeline
 from gnomon.recipes import Budget, Choice, Plan, check_public, choose, resolve
-from gnomon.runs.builders.records import declared_size, has_public, records
+from gnomon.runs.builders.records import declared_size, has_public, is_own, records
 from gnomon.runs.config import FEATURES, TrainConfig, default_settings
 from gnomon.runs.setting_names import dashed
 
@@ -19,6 +19,10 @@ OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "
                 "ema_decay", "whitening_directions", "whitening_lam", "public_copies", "known_space",
                 "public_weight_decay")  # fmt: skip
 """Settings that a recipe chooses."""
+
+SHARED = ("data_dir", "private_records", "dataset_size", "target_delta", "seed", "split_seed", "device", "threads",
+          "insecure_noise_seed", "evaluate_every")  # fmt: skip
+"""Settings that a recipe's run shares with the run of plain DP-SGD beside it."""
 
 PHYSICAL = 8192
 """Records of a full batch that a recipe computes at once."""
@@ -117,6 +121,22 @@ def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
         max_grad_norm=plan.schedule.max_grad_norm,
         epochs=float(plan.schedule.steps),
         lr=plan.schedule.lr,
+    )
+
+
+def plain_dp_sgd(config: TrainConfig) -> TrainConfig:
+    """Return DP-SGD on the records of a recipe's run, at its budget, with the default settings of the data set.
+
+    >>> plain = plain_dp_sgd(TrainConfig(data="mnist", recipe="best", private_records=10_000, target_epsilon=0.5))
+    >>> plain.target_epsilon, plain.epochs, plain.public_records
+    (0.5, 80.0, 100)
+    """
+    aside = None if is_own(config.data) else config.public_records or 100  # the same records are private
+    return dataclasses.replace(
+        default_settings(config.data),
+        **{name: getattr(config, name) for name in SHARED},
+        target_epsilon=config.target_epsilon or 1.0,
+        public_records=aside,
     )
 
 

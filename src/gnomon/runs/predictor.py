@@ -1,0 +1,116 @@
+"""The model of a finished run, from its folder alone: the feature map, if it has one, and the trained weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import nn
+
+from gnomon import models
+from gnomon.data import Records
+from gnomon.errors import DataError
+from gnomon.features import pipeline
+from gnomon.runs.config import TrainConfig, read_yaml
+
+PUBLIC = "public.safetensors"
+"""The public records from which the feature map of a run is made, as they were before the map."""
+
+
+def shape_metadata(input_shape: Sequence[int], classes: int) -> dict[str, str]:
+    """Return what model.safetensors says about the inputs and outputs of its model.
+
+    >>> shape_metadata((1, 8, 8), 10)
+    {'input_shape': '[1, 8, 8]', 'classes': '10'}
+    """
+    return {"input_shape": json.dumps(list(input_shape)), "classes": str(classes)}
+
+
+def public_bytes(public: Records) -> bytes:
+    """Return public records as the content of a file.
+
+    >>> len(public_bytes(Records(torch.zeros(2, 3), torch.zeros(2)))) > 24
+    True
+    """
+    return save({"inputs": public.inputs.contiguous(), "targets": public.targets.contiguous()})
+
+
+def load_predictor(folder: Path | str) -> nn.Module:
+    """Return the trained model of a run in evaluation mode: from inputs as the data set gives them to scores.
+
+    For a run with a feature map, the map is made again from the settings and the public records in the folder.
+
+    Args:
+        folder: the folder of a run of `gnomon train`.
+
+    Raises:
+        DataError: a file of the run is missing or damaged.
+
+    >>> import tempfile
+    >>> from gnomon.data import load
+    >>> from gnomon.runs.train import train
+    >>> digits = load("digits")
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = train(TrainConfig(recipe="best", insecure_noise_seed=0), Path(place) / "run", progress=False)
+    ...     predictor = load_predictor(run.folder)
+    >>> scores = predictor(digits.test.inputs)
+    >>> bool((scores.argmax(1) == digits.test.targets).float().mean() > 0.8)
+    True
+    """
+    folder = Path(folder)
+    config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            facts = file.metadata() or {}
+        weights = load_file(path)
+        shape, classes = tuple(json.loads(facts["input_shape"])), int(facts["classes"])
+    except FileNotFoundError:
+        raise DataError(path, "is missing", "give the folder of a training run that has finished") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DataError(path, f"cannot be read ({error})", "restore the files of the run, or run it again") from None
+    if config.features is None:
+        name = config.model or ("linear" if config.constraint else models.model_for_shape(shape))
+        return _with_weights(models.build(name, shape, classes), weights, path)
+    features = pipeline(
+        config.features,
+        shape,
+        _public(folder),
+        copies=config.public_copies,
+        distortion=config.distortion,
+        seed=config.seed,
+        progress=False,
+    )
+    if config.whitening_directions is not None:
+        features = features.whitened(config.whitening_directions, config.whitening_lam)
+    feature_map = features.feature_map
+    if feature_map.dimension is None:
+        feature_map(torch.zeros(1, *shape))
+    head = models.build(config.model or "logistic", (math.prod(feature_map.output_shape),), classes)
+    return nn.Sequential(feature_map, _with_weights(head, weights, path)).eval()
+
+
+def _public(folder: Path) -> Records | None:
+    path = folder / PUBLIC
+    if not path.exists():
+        return None
+    try:
+        stored = load_file(path)
+        return Records(stored["inputs"], stored["targets"])
+    except (SafetensorError, KeyError) as error:
+        raise DataError(path, f"cannot be read ({error})", "restore the files of the run, or run it again") from None
+
+
+def _with_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> nn.Module:
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        problem = f"does not hold the model that config.yaml describes ({reason})"
+        raise DataError(path, problem, "restore the files of the run") from None
+    return model.eval()
