@@ -16,8 +16,8 @@ TESTS = Path(__file__).parent
 ORDER = [
     "version", "errors", "validate", "text", "files", "memory", "randomness", "sampling", "accounting", "data",
     "ledger", "statement", "losses", "updates", "models", "features", "clipping", "constraints", "subspaces", "release",
-    "methods", "training", "recipes", "estimators", "audit", "diagnose", "figures", "runs", "federated", "studies", "report",
-    "cli",
+    "methods", "training", "recipes", "estimators", "audit", "diagnose", "figures", "runs", "federated", "studies",
+    "report", "cli",
 ]  # fmt: skip
 """From the foundations upwards in use: each may import from those before it."""
 

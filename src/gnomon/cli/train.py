@@ -105,7 +105,7 @@ def _train(args: argparse.Namespace) -> int:
             diagnose_every=args.diagnose,
             diagnose_public_only=args.diagnose_public_only,
             on_start=lambda: warn_if_new(ledger),
-            on_plan=lambda plan, warnings: _show_plan(plan, warnings, quiet=args.quiet),
+            on_plan=lambda plan: _show_plan(plan, quiet=args.quiet),
         )
         if args.dp_sgd_beside and run.result.stopped == "finished":
             plain = train(
@@ -137,13 +137,13 @@ def _measured_elsewhere(config: TrainConfig, run: TrainingRun) -> str:
     return f"{known.text()} in the study {known.experiment} ({where}); {hint}"
 
 
-def _show_plan(plan: Plan, warnings: Sequence[str], *, quiet: bool) -> None:
+def _show_plan(plan: Plan, *, quiet: bool) -> None:
     """Print the settings that a recipe chose and why, and warnings about the public records."""
     if not quiet:
         print(f"recipe {plan.recipe}, for epsilon = {plan.budget.epsilon:g} at delta = {plan.budget.delta:g}")
         for line in plan.explain().splitlines():
             print(f"  {line}")
-    for warning in warnings:
+    for warning in plan.warnings:
         print(f"gnomon: warning: {warning}", file=sys.stderr)
 
 

@@ -42,6 +42,7 @@ class Plan:
         features: the features, with the whitening that the budget allows.
         schedule: the settings of the private part.
         classes: the number of classes.
+        warnings: what is unusual about the public records.
     """
 
     recipe: str
@@ -50,6 +51,7 @@ class Plan:
     features: Pipeline
     schedule: Schedule
     classes: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def dimension(self) -> int:
@@ -147,7 +149,14 @@ class Plan:
         return nn.Sequential(self.features.feature_map, head)
 
 
-def resolve(recipe: str, choice: Choice, features: Pipeline, budget: Budget, classes: int) -> Plan:
+def resolve(
+    recipe: str,
+    choice: Choice,
+    features: Pipeline,
+    budget: Budget,
+    classes: int,
+    warnings: Sequence[str] = (),
+) -> Plan:
     """Return the plan of a recipe for computed public features.
 
     Args:
@@ -156,6 +165,7 @@ def resolve(recipe: str, choice: Choice, features: Pipeline, budget: Budget, cla
         features: the features, not whitened yet.
         budget: the budget.
         classes: the number of classes.
+        warnings: what is unusual about the public records.
     """
     if choice.whiten:
         features = features.whitened()
@@ -165,7 +175,7 @@ def resolve(recipe: str, choice: Choice, features: Pipeline, budget: Budget, cla
         dimension = effective_dimension(whitening.k, whitening.effective_dimension)
     else:
         dimension = effective_dimension(_dimension(features.base), None)
-    return Plan(recipe, choice, budget, features, schedule(budget, dimension), classes)
+    return Plan(recipe, choice, budget, features, schedule(budget, dimension), classes, tuple(warnings))
 
 
 def _dimension(feature_map: FeatureMap) -> int:
@@ -221,7 +231,9 @@ def best(
     (True, True)
     """
     budget = Budget(records, target_epsilon, target_delta)
-    public = None if public is None else _public(public, shape, whole("classes", classes, 2))
+    whole("classes", classes, 2)
+    public = None if public is None else as_records(public)
+    warnings = [] if public is None else check_public(public, shape, classes)
     tokens = public is not None and not public.inputs.is_floating_point() and public.inputs.ndim == 2
     name = features if isinstance(features, str) or features is None else "given"
     count = 0 if public is None else len(public)
@@ -237,7 +249,7 @@ def best(
         cache=cache,
         progress=progress,
     )
-    return resolve(recipe, choice, parts, budget, classes)
+    return resolve(recipe, choice, parts, budget, classes, warnings)
 
 
 def as_records(data: Any) -> Records:
@@ -250,13 +262,6 @@ def as_records(data: Any) -> Records:
         return data
     inputs, targets = data
     return Records(torch.as_tensor(inputs), torch.as_tensor(targets))
-
-
-def _public(public: Any, shape: Sequence[int], classes: int) -> Records:
-    """Return public records after checking that a recipe can use them."""
-    records = as_records(public)
-    check_public(records, shape, classes)
-    return records
 
 
 def check_public(public: Records, shape: Sequence[int], classes: int) -> list[str]:

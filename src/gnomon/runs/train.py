@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def train(
     diagnose_every: int | None = None,
     diagnose_public_only: bool = False,
     on_start: Callable[[], None] | None = None,
-    on_plan: Callable[[Plan, Sequence[str]], None] | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
 ) -> TrainingRun:
     """Train a model and write config, metrics, model, privacy statement and training curve to `out`.
 
@@ -71,7 +71,7 @@ def train(
         diagnose_every: steps between two records of `diagnostics.jsonl` (default: no diagnostics).
         diagnose_public_only: whether diagnostics read no private record.
         on_start: called once all settings are checked and the run folder exists, before the first step.
-        on_plan: called with the settings that a recipe chose, and with warnings about the public records.
+        on_plan: called with the settings that a recipe chose.
 
     Raises:
         SettingError: a setting has a value that cannot be used. An earlier run in the folder is then untouched.
@@ -94,7 +94,7 @@ def train(
         EventFiles(out / "tensorboard")  # raises now if the package is missing
     prepared = prepare(config, progress=progress)
     if prepared.plan is not None and on_plan is not None:
-        on_plan(prepared.plan, prepared.warnings)
+        on_plan(prepared.plan)
     config, source, split = prepared.config, prepared.source, prepared.split
     if diagnose_public_only and not len(split.public):
         raise SettingError.with_message(

@@ -39,7 +39,6 @@ class Prepared:
             records are those of all copies.
         feature_map: the map from the inputs of the data set to those of the model, or None.
         plan: the resolved recipe, or None.
-        warnings: what is unusual about the public records.
     """
 
     config: TrainConfig
@@ -47,7 +46,6 @@ class Prepared:
     split: Split
     feature_map: FeatureMap | None = None
     plan: Plan | None = None
-    warnings: tuple[str, ...] = ()
 
 
 def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
@@ -77,6 +75,7 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
     split = records(config, source)
     if choice is not None and not choice.whiten:
         split = dataclasses.replace(split, public=split.public[:0])
+    warnings = check_public(split.public, source.input_shape, source.classes) if choice and len(split.public) else []
     parts = pipeline(
         config.features or "",
         source.input_shape,
@@ -91,10 +90,8 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
         if config.whitening_directions is not None:
             parts = parts.whitened(config.whitening_directions, config.whitening_lam)
         return _mapped(config, source, split, parts)
-    warnings = check_public(split.public, source.input_shape, source.classes) if len(split.public) else []
-    plan = resolve(config.recipe or "", choice, parts, budget_of(config, source), source.classes)
-    prepared = _mapped(with_plan(config, plan), source, split, plan.features)
-    return dataclasses.replace(prepared, plan=plan, warnings=tuple(warnings))
+    plan = resolve(config.recipe or "", choice, parts, budget_of(config, source), source.classes, warnings)
+    return dataclasses.replace(_mapped(with_plan(config, plan), source, split, plan.features), plan=plan)
 
 
 def budget_of(config: TrainConfig, source: Source) -> Budget:

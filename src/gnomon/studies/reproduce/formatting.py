@@ -46,7 +46,11 @@ def accounting_words(experiment: Experiment) -> str:
         for line in experiment.lines
         for settings in (line.at.values() if line.at else [{}])
     ]
-    kinds = {f"{config.sampler.capitalize()}, {config.accountant.upper()}" for config in configs}
+    samplers = [config.sampler if config.recipe is None else "full" for config in configs]  # recipes use full batches
+    kinds = {
+        f"{sampler.capitalize()}, {config.accountant.upper()}"
+        for sampler, config in zip(samplers, configs, strict=True)
+    }
     return kinds.pop() if len(kinds) == 1 else "sampling of each line"
 
 
