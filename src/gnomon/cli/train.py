@@ -80,7 +80,7 @@ def add_command(commands: Any) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from gnomon.runs.builders.preparation import plain_dp_sgd
+    from gnomon.runs.builders.preparation import plain_dp_sgd, refuse_own_settings
     from gnomon.runs.train import train
 
     config = settings_of(args, default_settings)
@@ -90,6 +90,8 @@ def _train(args: argparse.Namespace) -> int:
             name="dp-sgd-beside",
             value=True,
         )
+    if config.recipe is not None:
+        refuse_own_settings(config.recipe, vars(args))  # also those that are given with their default values
     ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
     beside = ""
     with claimed(config.data_name) if args.out is None else nullcontext(args.out) as out:
@@ -161,7 +163,8 @@ def print_outcome(run: TrainingRun, dp_sgd: str = "") -> int:
         planned = counted(run.trainer.mechanism.steps, "step")
         print(f"{reasons[run.result.stopped]} after {run.result.steps} of {planned}")
     if "validation/accuracy" in last:
-        print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+        area = f", AUC {last['validation/auc']:.3f}" if "validation/auc" in last else ""
+        print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %{area}")
     public_scores = run.folder / "public-only.json"
     if public_scores.exists() and "accuracy" in (scores := json.loads(public_scores.read_text())):
         accuracy = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"

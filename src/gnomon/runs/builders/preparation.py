@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,25 @@ def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
     )
 
 
+def refuse_own_settings(recipe: str, given: Mapping[str, Any]) -> None:
+    """Raise SettingError if one of the given settings is chosen by the recipe.
+
+    >>> refuse_own_settings("best", {"target_epsilon": 1.0})
+    >>> refuse_own_settings("best", {"lr": 2.0})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gnomon.errors.SettingError: the recipe best chooses lr itself: remove lr = 2.0, or ...
+    """
+    for name in OWN_SETTINGS:
+        if name in given:
+            setting, value = dashed(name), given[name]
+            raise SettingError.with_message(
+                f"the recipe {recipe} chooses {setting} itself: remove {setting} = {value}, or run the recipe and "
+                f"change {setting} in the config.yaml of its run",
+                name=setting,
+                value=value,
+            )
+
+
 def plain_dp_sgd(config: TrainConfig) -> TrainConfig:
     """Return DP-SGD on the records of a recipe's run, at its budget, with the default settings of the data set.
 
@@ -140,14 +160,8 @@ def plain_dp_sgd(config: TrainConfig) -> TrainConfig:
 def _choice(config: TrainConfig, source: Source) -> Choice:
     """Return the features that the recipe chooses, after refusing settings that it chooses too."""
     defaults = default_settings(config.data)
-    for name in OWN_SETTINGS:
-        if (value := getattr(config, name)) not in (getattr(defaults, name), getattr(TrainConfig(), name)):
-            raise SettingError.with_message(
-                f"--recipe {config.recipe} chooses {dashed(name)} itself: remove {dashed(name)} = {value}, or run the "
-                "recipe and change the setting in the config.yaml of its run",
-                name=dashed(name),
-                value=value,
-            )
+    changed = {name: value for name in OWN_SETTINGS if (value := getattr(config, name)) != getattr(defaults, name)}
+    refuse_own_settings(config.recipe or "", changed)
     public = 0
     if config.recipe != "no-public" and has_public(config, source):
         public = len(source.public) if source.public is not None else 100
