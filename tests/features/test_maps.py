@@ -14,16 +14,18 @@ from torch.nn import functional as F
 from gnomon import DataError, SettingError
 from gnomon.features import (
     Chain,
+    GridWhitening,
     HashedNgrams,
     Origin,
     Pretrained,
+    PublicWhitening,
     RandomFeatures,
     Scattering,
     WhitenedPatches,
     check_per_record,
     compose,
 )
-from gnomon.features.patches import CONTRAST, _filters
+from gnomon.features.patches import CONTRAST, _filters, _pooling
 
 
 def images(count: int = 6, shape: tuple[int, ...] = (1, 12, 12), seed: int = 0) -> Tensor:
@@ -171,33 +173,45 @@ def test_images_of_another_size_are_refused():
 
 
 def plain_patches(x: Tensor, patches: WhitenedPatches, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the features of one image and no mirror image before the square root, with convolutions in float64."""
-    channels, size = x.shape[1], patches.size
+    """Return the pooled responses of images and no mirror images, (B, cells, 2 filters), by convolutions in float64."""
+    channels, size, stride = x.shape[1], patches.size, patches.stride
     kernel = weight.reshape(len(weight), channels, size, size).double()
     box = torch.full((1, channels, size, size), 1 / (channels * size * size), dtype=torch.float64)
     x = x.double()
-    mean, square = F.conv2d(x, box), F.conv2d(x * x, box)
+    mean, square = F.conv2d(x, box, stride=stride), F.conv2d(x * x, box, stride=stride)
     deviation = (square - mean**2 + patches.contrast).sqrt()
-    response = (F.conv2d(x, kernel) - kernel.sum((1, 2, 3))[:, None, None] * mean) / deviation
+    response = (F.conv2d(x, kernel, stride=stride) - kernel.sum((1, 2, 3))[:, None, None] * mean) / deviation
     response = F.softshrink(response - bias.double()[:, None, None], patches.threshold)
-    parts = torch.cat([response.clamp(min=0), (-response).clamp(min=0)], 1)
-    return F.adaptive_avg_pool2d(parts, patches.pool)
+    parts = torch.cat([response.clamp(min=0), (-response).clamp(min=0)], 1).flatten(2)  # (B, 2 filters, positions)
+    return (parts @ patches.cells.double().T).transpose(1, 2)
 
 
-@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("size", [4, 5])  # with 4, the patches of the mirrored image lie elsewhere
 @pytest.mark.parametrize("mirror", [True, False])
-def test_patches_are_convolutions_of_normalised_patches_averaged_over_the_mirror_image(size, mirror):
+@pytest.mark.parametrize("stride", [1, 2])
+def test_patches_are_convolutions_of_normalised_patches_averaged_over_the_mirror_image(size, mirror, stride):
     public, x = images(12, (3, 13, 13), seed=2), images(3, (3, 13, 13))
-    patches = WhitenedPatches(public, filters=15, size=size, threshold=0.5, mirror=mirror)
+    patches = WhitenedPatches(public, filters=15, size=size, stride=stride, threshold=0.5, mirror=mirror)
     variance = float(public.double().var())
     weight, bias = _filters(public, 15, size, CONTRAST * variance, 0.016 * variance, mirror, 0)
     expected = plain_patches(x, patches, weight, bias)
     if mirror:
         expected = (expected + plain_patches(x.flip(3), patches, weight, bias)) / 2
-    expected = F.normalize(expected.sqrt().flatten(1)).float()
+    expected = F.normalize(F.normalize(expected.sqrt(), dim=2).flatten(1)).float()
     assert (patches(x) - expected).abs().max() < 2e-3  # the root of a rounding error is larger than the error
     if mirror:
         assert (patches(x) - patches(x.flip(3))).abs().max() < 2e-3
+
+
+def test_cells_without_overlap_are_means_and_with_overlap_share_the_positions_between_them():
+    x = torch.rand(2, 1, 6, 6, dtype=torch.float64)
+    apart = _pooling(6, 6, 3, overlap=0).double()
+    assert torch.allclose(x.flatten(1) @ apart.T, F.adaptive_avg_pool2d(x, 3).flatten(1))
+    shared = _pooling(4, 8, 2, overlap=0.5).double().reshape(2, 2, 4, 8)
+    along = torch.tensor([0.625, 0.875, 0.875, 0.625, 0.375, 0.125, 0, 0], dtype=torch.float64)
+    assert torch.allclose(shared[0, 0].sum(0), along / along.sum())
+    assert torch.allclose(shared, shared.flip(0, 2))
+    assert torch.allclose(shared, shared.flip(1, 3))
 
 
 def test_the_scale_of_the_pixels_does_not_matter_to_patches():
@@ -234,9 +248,52 @@ def test_public_images_that_cannot_be_used_are_refused(public, words):
 
 
 def test_fewer_patches_than_filters_are_noted():
-    patches = WhitenedPatches(images(2, (1, 6, 6)), filters=500, size=4)
+    patches = WhitenedPatches(images(2, (1, 8, 8)), filters=500, size=4)
     assert patches.filters < 500
     assert patches.notes == (f"filters = 500 was reduced to {patches.filters}",)
+
+
+# -- whitening on a grid ------------------------------------------------------------------------------
+
+
+def grid_features(count: int, seed: int) -> Tensor:
+    """Return normal features of 4 cells x 6 channels with one covariance of the channels and one of the cells."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, 4, 6, generator=generator, dtype=torch.float64)
+    channels = torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    cells = torch.eye(4, dtype=torch.float64) + 0.5
+    return (cells @ rows @ channels).flatten(1).float() + 2
+
+
+def test_whitening_on_a_grid_is_the_whitening_by_the_covariance_if_that_is_a_product():
+    public, x = grid_features(200_000, seed=2), grid_features(9, seed=3)
+    grid, plain = GridWhitening(public, cells=4, lam=0.1), PublicWhitening(public, lam=0.1)
+    assert torch.allclose(grid.eigenvalues, plain.eigenvalues, rtol=0.03)
+    assert (grid(x) @ grid(x).T - plain(x) @ plain(x).T).abs().max() < 0.03  # the directions are free up to a rotation
+
+
+def test_whitening_on_a_grid_uses_more_directions_than_public_records():
+    public, x = grid_features(12, seed=2), grid_features(5, seed=3)
+    grid = GridWhitening(public, cells=4)
+    assert grid.rank == grid.k == 24
+    few = grid.with_(k=7, lam=0.02)
+    assert torch.equal(few(x), GridWhitening(public, cells=4, k=7, lam=0.02)(x))
+    assert few.dimension == 7
+    coordinates = (x - public.mean(0)).reshape(5, 4, 6) @ grid.basis
+    coordinates = (grid.across.T @ coordinates).flatten(1)[:, grid.order[:7]]
+    expected = F.normalize(coordinates * (grid.eigenvalues[:7] + 0.02 * grid.eigenvalues[0]).rsqrt().float())
+    assert torch.allclose(few(x), expected, atol=1e-5)
+    assert few.name == "whitening by 7 public directions, lam = 0.02, the same in each of 4 cells"
+    assert few.identity() != grid.identity()
+
+
+def test_whitening_on_a_grid_names_what_it_cannot_use():
+    with pytest.raises(SettingError, match="cells = 5 is invalid; expected a divisor of 24"):
+        GridWhitening(grid_features(9, seed=2), cells=5)
+    with pytest.raises(DataError, match="the same for every record"):
+        GridWhitening(torch.ones(9, 24), cells=4)
+    with pytest.raises(DataError, match=r"takes \(B, 24\)"):
+        GridWhitening(grid_features(9, seed=2), cells=4)(torch.ones(2, 23))
 
 
 # -- tables, texts and networks -----------------------------------------------------------------------

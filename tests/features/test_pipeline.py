@@ -9,7 +9,7 @@ import torch
 
 from gnomon import DataError, SettingError
 from gnomon.data import Loader, Records
-from gnomon.features import MAPS, Scaled, build, pipeline
+from gnomon.features import MAPS, Facts, Scaled, build, pipeline
 from gnomon.features.registry import parse
 
 
@@ -29,17 +29,42 @@ def images(count: int, seed: int = 0, channels: int = 1, side: int = 16) -> Reco
         ("patches:5", (3, 16, 16), None),
         ("random:7", (4,), 7 * 2 + 4),
         ("ngrams:64", (10,), 64),
+        ("context:32", (10,), 3 * 7 + 2 * 32),
         ("scaled", (2, 3), 7),
     ],
 )
 def test_maps_are_built_by_name(text, shape, dimension):
     public = images(10, channels=3) if text.startswith("patches") else None
-    feature_map = build(text, shape, public)
+    feature_map = build(text, Facts(shape, public, tokens=7 if text.startswith("context") else 0))
     assert feature_map.dimension == dimension or text.startswith("patches")
     assert set(MAPS) >= {text.partition(":")[0]}
 
 
-@pytest.mark.parametrize("text", ["wavelets", "scattering:3", "patches:0", "patches:x", "patches:", ""])
+def test_maps_beside_each_other_are_concatenated():
+    public = images(10)
+    both = build("scattering+patches:5", Facts((1, 16, 16), public))
+    scattering, patches = build("scattering", Facts((1, 16, 16))), build("patches:5", Facts((1, 16, 16), public))
+    features = both(public.inputs[:3])
+    expected = torch.cat([scattering(public.inputs[:3]), patches(public.inputs[:3])], 1) / math.sqrt(2)
+    assert torch.allclose(features, expected, atol=1e-5)
+    assert both.origin.records == 10
+
+
+def test_features_on_a_grid_are_whitened_alike_in_every_cell():
+    public, private = images(20, channels=3), images(5, seed=1, channels=3)
+    parts = pipeline("patches:10", Facts((3, 16, 16), public), progress=False).whitened(k=40, lam=0.1)
+    assert parts.whitening.rank > len(public)  # more directions than public records
+    assert "the same in each of 9 cells" in parts.feature_map.description
+    assert parts.records(private).inputs.shape == (5, 40)
+    again = parts.whitened(k=7, lam=0.2)
+    assert again.records(private).inputs.shape == (5, 7)
+    with pytest.raises(DataError, match="5 of 20 public records"):
+        parts.records(public[:5])
+
+
+@pytest.mark.parametrize(
+    "text", ["wavelets", "scattering+", "scattering+wavelets", "scattering:3", "patches:0", "patches:x", "patches:", ""]
+)
 def test_names_of_no_map_are_refused(text):
     with pytest.raises(SettingError, match="features"):
         parse(text)
@@ -47,7 +72,7 @@ def test_names_of_no_map_are_refused(text):
 
 def test_a_map_of_public_images_needs_them():
     with pytest.raises(SettingError, match="needs no public records"):
-        build("patches", (3, 16, 16))
+        build("patches", Facts((3, 16, 16)))
 
 
 def test_scaled_inputs_have_norm_one_and_keep_the_size_of_a_record():
@@ -65,17 +90,17 @@ def test_scaled_inputs_have_norm_one_and_keep_the_size_of_a_record():
 
 def test_copies_come_after_the_public_images_and_carry_their_labels():
     public = images(6)
-    parts = pipeline("scattering", (1, 16, 16), public, copies=3, distortion="objects", progress=False)
+    parts = pipeline("scattering", Facts((1, 16, 16), public), copies=3, distortion="objects", progress=False)
     assert len(parts.public) == 18
     assert torch.equal(parts.public.targets, public.targets.repeat(3))
-    alone = pipeline("scattering", (1, 16, 16), public, progress=False)
+    alone = pipeline("scattering", Facts((1, 16, 16), public), progress=False)
     assert torch.allclose(parts.public.inputs[:6], alone.public.inputs)
     assert list(Loader(parts.public).fingerprints(torch.arange(18))) == 3 * list(Loader(public).fingerprints())
 
 
 def test_the_whole_map_gives_the_features_of_the_pipeline():
     public, private = images(20), images(5, seed=1)
-    parts = pipeline("scattering", (1, 16, 16), public, progress=False).whitened(k=4, lam=0.1)
+    parts = pipeline("scattering", Facts((1, 16, 16), public), progress=False).whitened(k=4, lam=0.1)
     features = parts.records(private)
     assert torch.allclose(parts.feature_map(private.inputs), features.inputs, atol=5e-3)  # kept as float16
     assert features.inputs.dtype == torch.float32
@@ -84,14 +109,14 @@ def test_the_whole_map_gives_the_features_of_the_pipeline():
 
 def test_another_whitening_of_the_same_features_is_that_of_a_new_pipeline():
     public, private = images(20), images(5, seed=1)
-    base = pipeline("scattering", (1, 16, 16), public, progress=False)
+    base = pipeline("scattering", Facts((1, 16, 16), public), progress=False)
     again = base.whitened(k=2, lam=0.5).whitened(k=4, lam=0.1)
     assert torch.equal(again.records(private).inputs, base.whitened(k=4, lam=0.1).records(private).inputs)
 
 
 def test_public_records_among_the_private_ones_are_refused_by_a_map_without_statistics_too():
     public = images(20)
-    parts = pipeline("scattering", (1, 16, 16), public, progress=False).whitened(k=4)
+    parts = pipeline("scattering", Facts((1, 16, 16), public), progress=False).whitened(k=4)
     with pytest.raises(DataError, match="3 of 20 public records"):
         parts.records(public[:3])
     assert len(parts.records(public[:3], private=False)) == 3  # test records may be anything
@@ -99,17 +124,17 @@ def test_public_records_among_the_private_ones_are_refused_by_a_map_without_stat
 
 def test_whitening_needs_public_records_and_copies_need_a_distortion():
     with pytest.raises(SettingError, match="public"):
-        pipeline("scattering", (1, 16, 16), progress=False).whitened(k=3)
+        pipeline("scattering", Facts((1, 16, 16)), progress=False).whitened(k=3)
     with pytest.raises(SettingError, match="copies that are all alike"):
-        pipeline("scattering", (1, 16, 16), images(5), copies=2, progress=False)
+        pipeline("scattering", Facts((1, 16, 16), images(5)), copies=2, progress=False)
 
 
 def test_computed_features_are_read_from_the_cache(tmp_path):
     public, private = images(20), images(8, seed=1)
-    first = pipeline("scattering", (1, 16, 16), public, cache=tmp_path, progress=False).whitened(k=3)
+    first = pipeline("scattering", Facts((1, 16, 16), public), cache=tmp_path, progress=False).whitened(k=3)
     features = first.records(private).inputs
     files = sorted(tmp_path.iterdir())
-    again = pipeline("scattering", (1, 16, 16), public, cache=tmp_path, progress=False).whitened(k=3)
+    again = pipeline("scattering", Facts((1, 16, 16), public), cache=tmp_path, progress=False).whitened(k=3)
     assert torch.equal(again.records(private).inputs, features)
     assert sorted(tmp_path.iterdir()) == files
     assert files
@@ -141,4 +166,4 @@ def test_a_record_that_is_not_finite_is_named():
     private = images(4)
     private.inputs[2, 0, 0, 0] = math.inf
     with pytest.raises(DataError, match="record 2"):
-        pipeline("scattering", (1, 16, 16), progress=False).records(private)
+        pipeline("scattering", Facts((1, 16, 16)), progress=False).records(private)

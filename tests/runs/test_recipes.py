@@ -17,7 +17,8 @@ from gnomon.runs.predictor import load_predictor
 from gnomon.runs.train import train
 from gnomon.training.evaluate import evaluate
 
-SEEDED = TrainConfig(recipe="best", target_epsilon=1.0, insecure_noise_seed=0)
+SEEDED = TrainConfig(recipe="best", features="scaled", target_epsilon=1.0, insecure_noise_seed=0)
+"""A run whose features are quick to compute."""
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +54,19 @@ def test_config_yaml_repeats_a_recipe_without_the_recipe(tmp_path):
 
 
 def test_the_settings_of_a_recipe_read_no_private_record(own, tmp_path):
-    plan = prepare(TrainConfig(data=f"npz:{own}", dataset_size=1000, recipe="best"), progress=False).config
+    plan = prepare(
+        TrainConfig(data=f"npz:{own}", dataset_size=1000, recipe="best", features="scaled"), progress=False
+    ).config
     with np.load(own) as stored:
         other = np.random.default_rng(0).normal(size=stored["x_train"][:700].shape).astype("float32")
     data = changed(own, tmp_path, x_train=other, y_train=np.arange(700) % 10)
-    again = prepare(TrainConfig(data=data, dataset_size=1000, recipe="best"), progress=False).config
+    again = prepare(TrainConfig(data=data, dataset_size=1000, recipe="best", features="scaled"), progress=False).config
     assert dataclasses.replace(again, data=plan.data) == plan
 
 
 def test_own_data_without_public_records_train_without_them(own, tmp_path):
     data = changed(own, tmp_path, x_public=None, y_public=None)
-    prepared = prepare(TrainConfig(data=data, dataset_size=1000, recipe="best"), progress=False)
+    prepared = prepare(TrainConfig(data=data, dataset_size=1000, recipe="best", features="scaled"), progress=False)
     assert prepared.plan is not None
     assert prepared.feature_map.origin.kind == "none"
     assert not len(prepared.split.public)
@@ -73,9 +76,11 @@ def test_own_data_without_public_records_train_without_them(own, tmp_path):
 
 
 def test_public_records_of_own_data_start_the_training(own):
-    prepared = prepare(TrainConfig(data=f"npz:{own}", dataset_size=1000, recipe="best"), progress=False)
+    prepared = prepare(
+        TrainConfig(data=f"npz:{own}", dataset_size=1000, recipe="best", features="scaled"), progress=False
+    )
     assert prepared.plan.choice.start
-    assert len(prepared.split.public) == 100
+    assert len(prepared.split.public) == 2000  # twenty copies of each
     assert prepared.split.public.raw is not None
 
 
@@ -123,7 +128,7 @@ def test_a_run_folder_without_its_model_is_named(tmp_path):
 
 
 def test_plain_dp_sgd_protects_the_same_records():
-    config = TrainConfig(recipe="best", private_records=900, split_seed=3)
+    config = TrainConfig(recipe="best", features="scaled", private_records=900, split_seed=3)
     recipe = prepare(config, progress=False)
     plain = prepare(plain_dp_sgd(config), progress=False)
     assert torch.equal(plain.split.private.inputs, recipe.split.private.raw.inputs)
@@ -140,5 +145,9 @@ def test_plain_dp_sgd_protects_the_same_records():
 def test_public_records_that_do_not_fit_stop_the_run_before_it_costs_anything(own, tmp_path, arrays, problem):
     data = changed(own, tmp_path, **arrays)
     with pytest.raises(DataError, match=problem):
-        train(TrainConfig(data=data, dataset_size=1000, recipe="best"), tmp_path / "run", progress=False)
+        train(
+            TrainConfig(data=data, dataset_size=1000, recipe="best", features="scaled"),
+            tmp_path / "run",
+            progress=False,
+        )
     assert not (tmp_path / "run").exists()

@@ -110,6 +110,9 @@ class FeatureMap(nn.Module):
     'Feature map: squares of 2 columns (no statistics of any records).'
     """
 
+    grid_cells: int = 1
+    """The number of cells of an image whose features are those of the same channels; they are one after another."""
+
     def __init__(
         self,
         name: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnomon.errors import DataError, SettingError
-from gnomon.features.feature_map import FeatureMap, Origin, as_float, unit_norm
+from gnomon.features.feature_map import SMALLEST_NORM, FeatureMap, Origin, as_float, unit_norm
 from gnomon.features.images import image_batch, public_images
 from gnomon.validate import non_negative, whole
 
@@ -39,16 +39,19 @@ class WhitenedPatches(FeatureMap):
     """Responses to whitened patches of public images: a convolutional network of one layer without any training.
 
     Each patch of an image is normalised to mean zero and contrast one, its inner product with every filter is
-    soft-thresholded with both signs, and the responses are averaged over a grid of cells and, optionally, over the
-    image and its mirror image. Then follow a square root and unit norm ("The Importance of Encoding Versus Training
-    with Sparse Coding and Vector Quantization", Coates and Ng, 2011). All constants are relative to the variance of
-    the public pixels, so the scale of the pixels does not matter.
+    soft-thresholded with both signs, and the responses are averaged over a grid of overlapping cells and, optionally,
+    over the image and its mirror image. Then follow a square root, and unit norm in each cell and as a whole ("The
+    Importance of Encoding Versus Training with Sparse Coding and Vector Quantization", Coates and Ng, 2011). All
+    constants are relative to the variance of the public pixels, so the scale of the pixels does not matter.
 
     Args:
         public_images: public images, (N, channels, height, width); a hundred are enough.
         filters: the number of filters; fewer if the public images have fewer patches that differ.
         size: the side of a patch.
+        stride: the distance between neighbouring patches; one costs four times as much as two.
         pool: the number of cells along each side of the grid.
+        overlap: the part of a cell by which it reaches into its neighbours. The weight of a position falls off linearly
+            over twice that length around the border of the cell.
         threshold: the soft threshold.
         mirror: whether to average over the image and its mirror image; mirrored public patches become filters too.
         seed: the seed of the random choice of patches.
@@ -59,41 +62,52 @@ class WhitenedPatches(FeatureMap):
     >>> public = torch.rand(20, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     >>> patches = WhitenedPatches(public, filters=10, size=4)
     >>> features = patches(torch.rand(5, 3, 12, 12))
-    >>> features.shape, patches.origin.records  # 2 signs x 10 filters x 2 x 2 cells
-    (torch.Size([5, 80]), 20)
+    >>> features.shape, patches.origin.records  # 2 signs x 10 filters x 3 x 3 cells
+    (torch.Size([5, 180]), 20)
     """
 
     weight: Tensor
     even: Tensor
     odd: Tensor
     bias: Tensor
+    cells: Tensor
 
     def __init__(
         self,
         public_images: Any,
         filters: int = 600,
         size: int = 6,
-        pool: int = 2,
+        stride: int = 2,
+        pool: int = 3,
+        overlap: float = 0.5,
         threshold: float = 1.25,
         mirror: bool = True,
         seed: int = 0,
     ) -> None:
         filters, size, pool = whole("filters", filters), whole("size", size, least=2), whole("pool", pool)
+        stride, overlap = whole("stride", stride), non_negative("overlap", overlap)
         threshold, seed = non_negative("threshold", threshold), whole("seed", seed, least=0)
-        images = _checked(public_images, size, pool)
+        images = _checked(public_images, size, stride, pool)
         self.shape: Sequence[int] = tuple(images.shape[1:])
         variance = float(images.double().var())
         contrast = CONTRAST * variance
         weight, bias = _filters(images, filters, size, contrast, FLAT * variance, mirror, seed)
         sizes = f"{'x'.join(map(str, self.shape))} images"
         super().__init__(
-            f"{len(weight)} whitened {size}x{size} patches on {sizes}, threshold {threshold:g}, {pool}x{pool} cells"
-            + (", mirror average" if mirror else ""),
+            f"{len(weight)} whitened {size}x{size} patches on {sizes}, stride {stride}, threshold {threshold:g}, "
+            f"{pool}x{pool} cells" + (", mirror average" if mirror else ""),
             2 * len(weight) * pool * pool,
             origin=Origin.public(images),
-            settings={"shape": list(self.shape), "size": size, "pool": pool, "threshold": threshold, "mirror": mirror},
+            settings={
+                "shape": list(self.shape),
+                "size": size,
+                "stride": stride,
+                "threshold": threshold,
+                "mirror": mirror,
+            },
         )
-        self.filters, self.size, self.pool = len(weight), size, pool
+        self.filters, self.size, self.stride, self.pool = len(weight), size, stride, pool
+        self.grid_cells = pool * pool
         self.threshold, self.mirror, self.contrast = threshold, bool(mirror), contrast
         self.settings["contrast"] = contrast
         self.notes = () if len(weight) == filters else (f"filters = {filters} was reduced to {len(weight)}",)
@@ -103,30 +117,36 @@ class WhitenedPatches(FeatureMap):
         half, middle = size // 2, size % 2
         even, odd = (columns + columns.flip(2)) / 2, (columns - columns.flip(2)) / 2
         self.register_buffer("bias", bias)
-        self.register_buffer("weight", columns.flatten(1).T.contiguous() if not mirror else torch.zeros(0))
+        height, width = ((side - size) // stride + 1 for side in self.shape[1:])
+        self.register_buffer("cells", _pooling(height, width, pool, overlap))
+        self.register_buffer("weight", columns.flatten(1).T.contiguous())
         self.register_buffer("even", even[:, :, : half + middle].flatten(1).T.contiguous())
         self.register_buffer("odd", odd[:, :, :half].flatten(1).T.contiguous())
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return the pooled responses of each image after the square root, with unit norm."""
+        """Return the pooled responses of each image after the square root, with unit norm in each cell."""
         images = image_batch(inputs, self.shape)
-        responses = torch.cat([self._pooled(as_float(chunk)) for chunk in images.split(CHUNK)])
-        return unit_norm(responses.sqrt_())
+        responses = torch.cat([self._pooled(as_float(chunk)) for chunk in images.split(CHUNK)])  # (B, cells, 2 filters)
+        responses = responses.clamp_(min=0).sqrt_()
+        norms = torch.linalg.vector_norm(responses, dim=2, keepdim=True)
+        return unit_norm(responses.div_(norms.clamp_(min=SMALLEST_NORM)))
 
     def _pooled(self, images: Tensor) -> Tensor:
-        patches = _normalised(_patches(images, self.size), self.contrast)  # (B, positions, channels * size * size)
-        result = images.new_empty(len(images), 2 * self.filters, self.pool, self.pool)
-        pooled = self._mirrored if self.mirror else self._plain
-        height, width = (side - self.size + 1 for side in self.shape[1:])
-        for image, rows in enumerate(patches):  # one image at a time: its responses stay in the processor's cache
-            result[image] = pooled(rows, height, width)
-        return result.clamp_(min=0)
+        symmetric = (self.shape[2] - self.size) % self.stride == 0
+        if self.mirror and not symmetric:  # the patches of a mirrored image lie elsewhere
+            mirrored = self._of_patches(images.flip(3), self._plain)
+            return (self._of_patches(images, self._plain) + mirrored) / 2
+        return self._of_patches(images, self._mirrored if self.mirror else self._plain)
 
-    def _plain(self, patches: Tensor, height: int, width: int) -> Tensor:
-        responses = torch.addmm(-self.bias, patches, self.weight)
-        return self._thresholded(responses, height, width)
+    def _of_patches(self, images: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        patches = _normalised(_patches(images, self.size, self.stride), self.contrast)  # (B, positions, entries)
+        # one image at a time: its responses stay in the processor's cache
+        return torch.stack([pooled(rows) for rows in patches])
 
-    def _mirrored(self, patches: Tensor, height: int, width: int) -> Tensor:
+    def _plain(self, patches: Tensor) -> Tensor:
+        return self._thresholded(torch.addmm(-self.bias, patches, self.weight))
+
+    def _mirrored(self, patches: Tensor) -> Tensor:
         columns = patches.reshape(len(patches), -1, self.size)
         half, middle = self.size // 2, self.size % 2
         left, right = columns[:, :, :half], columns.flip(2)[:, :, :half]
@@ -136,24 +156,32 @@ class WhitenedPatches(FeatureMap):
         even = torch.addmm(-self.bias, sums.flatten(1), self.even)  # (positions, filters)
         odd = (left - right).flatten(1) @ self.odd
         responses = even + odd
-        mirrored = even.sub_(odd)
-        cells = self._thresholded(responses, height, width)
-        return cells.add_(self._thresholded(mirrored, height, width).flip(2)).div_(2)
+        mirrored = self._thresholded(even.sub_(odd)).unflatten(0, (self.pool, self.pool)).flip(1).flatten(0, 1)
+        return self._thresholded(responses).add_(mirrored).div_(2)
 
-    def _thresholded(self, responses: Tensor, height: int, width: int) -> Tensor:
-        """Return the mean in each cell of the positive and of the negative part; overwrites the responses."""
-        positive = self._cells(responses.clamp(min=self.threshold), height, width)
-        negative = self._cells(responses.clamp_(max=-self.threshold), height, width)
-        return torch.cat([positive.sub_(self.threshold), negative.neg_().sub_(self.threshold)])
-
-    def _cells(self, responses: Tensor, height: int, width: int) -> Tensor:
-        images = responses.reshape(1, height, width, -1).permute(0, 3, 1, 2)  # channels last, without a copy
-        return F.adaptive_avg_pool2d(images, self.pool)[0]
+    def _thresholded(self, responses: Tensor) -> Tensor:
+        """Return the means of the positive and of the negative parts in each cell; overwrites the responses."""
+        positive = self.cells @ responses.clamp(min=self.threshold)
+        negative = self.cells @ responses.clamp_(max=-self.threshold)
+        return torch.cat([positive.sub_(self.threshold), negative.neg_().sub_(self.threshold)], 1)
 
 
-def _checked(images: Any, size: int, pool: int) -> Tensor:
+def _pooling(height: int, width: int, pool: int, overlap: float) -> Tensor:
+    """Return the weights of all positions in each cell, (cells, positions); each row sums to one."""
+
+    def along(positions: int) -> Tensor:
+        centres = torch.arange(pool, dtype=torch.float64)[:, None] + 0.5
+        distance = ((torch.arange(positions, dtype=torch.float64) + 0.5) / positions * pool - centres).abs()
+        inside = (distance <= 0.5).double()
+        weights = inside if overlap == 0 else ((0.5 + overlap - distance) / (2 * overlap)).clamp(0, 1)
+        return weights / weights.sum(1, keepdim=True)
+
+    return torch.einsum("ai,bj->abij", along(height), along(width)).reshape(pool * pool, height * width).float()
+
+
+def _checked(images: Any, size: int, stride: int, pool: int) -> Tensor:
     images = public_images(images, LEAST_IMAGES)
-    positions = min(images.shape[2:]) - size + 1
+    positions = (min(images.shape[2:]) - size) // stride + 1
     if positions < 1:
         raise SettingError("size", size, f"at most {min(images.shape[2:])}, the side of the public images")
     if pool > positions:
@@ -161,8 +189,8 @@ def _checked(images: Any, size: int, pool: int) -> Tensor:
     return images
 
 
-def _patches(images: Tensor, size: int) -> Tensor:
-    return F.unfold(images, size).transpose(1, 2)  # (N, positions, channels * size * size)
+def _patches(images: Tensor, size: int, stride: int = 1) -> Tensor:
+    return F.unfold(images, size, stride=stride).transpose(1, 2)  # (N, positions, channels * size * size)
 
 
 def _normalised(patches: Tensor, contrast: float) -> Tensor:

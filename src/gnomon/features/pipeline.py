@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -14,7 +13,8 @@ from gnomon.features.checks import check_private
 from gnomon.features.compute import compute
 from gnomon.features.distortion import Distortion, augmented
 from gnomon.features.feature_map import FeatureMap, Origin, compose
-from gnomon.features.registry import build
+from gnomon.features.grid_whitening import GridWhitening
+from gnomon.features.registry import Facts, build
 from gnomon.features.whitening import PublicWhitening
 from gnomon.validate import whole
 
@@ -48,6 +48,8 @@ class Pipeline:
     def whitened(self, k: int | None = None, lam: float = 0.1) -> Pipeline:
         """Return the pipeline with a whitening of the public features; another one if it has one already.
 
+        Features on a grid of cells are whitened by the same directions in every cell.
+
         Raises:
             SettingError: there are no public records.
         """
@@ -58,7 +60,9 @@ class Pipeline:
         if self.whitening is not None:
             return replace(self, whitening=self.whitening.with_(k, lam))
         raw = self.public if self.public.raw is None else self.public.raw
-        origin = self.base.origin | Origin.public(raw)
+        origin, cells = self.base.origin | Origin.public(raw), self.base.grid_cells
+        if cells > 1:
+            return replace(self, whitening=GridWhitening(self.public.inputs, cells, k, lam, origin=origin))
         return replace(self, whitening=PublicWhitening(self.public.inputs, k, lam, origin=origin))
 
     def records(self, records: Records, private: bool = True) -> Records:
@@ -89,12 +93,10 @@ class Pipeline:
 
 def pipeline(
     features: str | FeatureMap,
-    shape: Sequence[int],
-    public: Records | None = None,
+    facts: Facts,
     *,
     copies: int = 1,
     distortion: str | Distortion = "none",
-    seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Pipeline:
@@ -102,11 +104,9 @@ def pipeline(
 
     Args:
         features: the map, or its name as `gnomon.features.build` takes it.
-        shape: the shape of one record.
-        public: the public records, if there are any.
+        facts: public facts about the records, among them the public records.
         copies: the number of distorted copies of each public image, the image itself included.
         distortion: the distortion of the copies: "none", a name that `augmented` knows, or a `Distortion`.
-        seed: the seed of random choices in the map and in the copies.
         cache: the folder of computed features; None to compute them each time.
         progress: whether to show progress bars.
 
@@ -115,7 +115,8 @@ def pipeline(
 
     >>> import torch
     >>> public = Records(torch.rand(20, 1, 8, 8), torch.arange(20) % 2)
-    >>> features = pipeline("scattering", (1, 8, 8), public, copies=3, distortion="strokes", progress=False)
+    >>> facts = Facts((1, 8, 8), public)
+    >>> features = pipeline("scattering", facts, copies=3, distortion="strokes", progress=False)
     >>> features = features.whitened(k=5, lam=0.1)
     >>> features.records(Records(torch.rand(7, 1, 8, 8), torch.zeros(7).long())).inputs.shape
     torch.Size([7, 5])
@@ -125,15 +126,14 @@ def pipeline(
     copies = whole("public-copies", copies)
     if copies > 1 and distortion == "none":
         raise SettingError("public-copies", copies, "1, or a distortion: copies that are all alike add nothing")
-    if public is not None and not len(public):
-        public = None
-    base = features if isinstance(features, FeatureMap) else build(features, shape, public, seed)
-    if public is None:
+    public = facts.public
+    base = features if isinstance(features, FeatureMap) else build(features, facts)
+    if public is None or not len(public):
         return Pipeline(base, cache=cache, progress=progress)
     inputs, targets = public.inputs, public.targets
     raw = public
     if copies > 1:
-        inputs = augmented(inputs, copies=copies, kind=distortion, seed=seed)
+        inputs = augmented(inputs, copies=copies, kind=distortion, seed=facts.seed)
         targets = targets.repeat(copies)
         raw = public[list(range(len(public))) * copies]
     mapped = compute(base, inputs, cache=cache, dtype="float16", progress=progress, private=False)

@@ -46,6 +46,8 @@ class Scattering(FeatureMap):
         normalise: "group" for group normalisation with three channels in a group (27 groups for each input channel
             with J = 2, L = 8) and then unit norm, as in "Differentially Private Learning Needs Better Features"
             (Tramèr and Boneh, 2021); "none" for the coefficients themselves.
+        resize: the length to which the shorter side of the images is scaled first, by bilinear interpolation; None to
+            take them as they are. Images of 8x8 pixels have hardly any scale left to average over.
 
     Raises:
         SettingError: the shape is not that of an image with sides above 2^J.
@@ -61,9 +63,14 @@ class Scattering(FeatureMap):
     'Feature map: scattering of 1x28x28 images, J = 2, L = 8, group norm, unit norm (no statistics of any records).'
     """
 
-    def __init__(self, shape: Sequence[int], J: int = 2, L: int = 8, normalise: str = "group") -> None:
+    def __init__(
+        self, shape: Sequence[int], J: int = 2, L: int = 8, normalise: str = "group", resize: int | None = None
+    ) -> None:
         J, L = whole("J", J), whole("L", L)
-        shape = any_shape(shape)
+        shape = given = any_shape(shape)
+        if resize is not None and len(shape) == 3:
+            factor = whole("resize", resize) / min(shape[1:])
+            shape = (shape[0], *(round(side * factor) for side in shape[1:]))
         if len(shape) != 3 or min(shape[1:]) <= 2**J:
             raise SettingError("shape", shape, f"(channels, height, width) with sides above 2^J = {2**J}")
         if normalise not in ("group", "none"):
@@ -72,11 +79,13 @@ class Scattering(FeatureMap):
         padded = [((side + 2**J) // 2**J + 1) * 2**J for side in shape[1:]]
         self.sides = [side // 2**J - 2 for side in padded]
         norm = ", group norm, unit norm" if normalise == "group" else ""
+        resized = "" if resize is None else f" resized to {'x'.join(map(str, shape[1:]))}"
         super().__init__(
-            f"scattering of {'x'.join(map(str, shape))} images, J = {J}, L = {L}{norm}",
+            f"scattering of {'x'.join(map(str, given))} images{resized}, J = {J}, L = {L}{norm}",
             shape[0] * paths * self.sides[0] * self.sides[1],
-            settings={"shape": list(shape), "J": J, "L": L, "normalise": normalise},
+            settings={"shape": list(given), "J": J, "L": L, "normalise": normalise, "resize": resize},
         )
+        self.given = given
         self.shape, self.J, self.L, self.paths, self.normalise = shape, J, L, paths, normalise
         self.groups = shape[0] * paths // next(size for size in (*range(3, paths), paths) if paths % size == 0)
         margins = [side - size for side, size in zip(padded, shape[1:], strict=True)]
@@ -107,7 +116,9 @@ class Scattering(FeatureMap):
     @torch.no_grad()
     def coefficients(self, images: Tensor) -> Tensor:
         """Return the scattering coefficients, (B, channels * paths, height, width)."""
-        images = as_float(image_batch(images, self.shape))
+        images = as_float(image_batch(images, self.given))
+        if self.given != self.shape:
+            images = F.interpolate(images, self.shape[1:], mode="bilinear", align_corners=False)
         maps = images.reshape(-1, 1, *self.shape[1:])  # every channel is an image of its own
         coefficients = torch.cat([self._transform(chunk) for chunk in maps.split(CHUNK)])
         return coefficients.reshape(len(images), self.shape[0] * self.paths, *self.sides)

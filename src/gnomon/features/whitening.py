@@ -54,7 +54,7 @@ class PublicWhitening(FeatureMap):
     def __init__(
         self, features_of_public: Tensor, k: int | None = None, lam: float = 0.1, *, origin: Origin | None = None
     ) -> None:
-        features = _checked(features_of_public)
+        features = checked_features(features_of_public)
         mean, values, basis = _decomposition(features)
         super().__init__("", None, origin=origin or Origin.public(features), settings={"inputs": features.shape[1]})
         self.register_buffer("mean", mean.float())
@@ -105,7 +105,12 @@ class PublicWhitening(FeatureMap):
             self.name += f" ({self.notes[0]})"
 
 
-def _checked(features: Any) -> Tensor:
+def checked_features(features: Any) -> Tensor:
+    """Return public features, (N, d), or raise a DataError that says what is wrong with them.
+
+    >>> checked_features(torch.eye(3)).shape
+    torch.Size([3, 3])
+    """
     subject = "the public features"
     if not isinstance(features, Tensor) or features.ndim != 2 or not features.shape[1]:
         got = f"have shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"are {type(features)}"

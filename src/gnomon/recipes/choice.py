@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnomon.errors import SettingError
+from gnomon.features import Facts
 
 COPIES = 20
 """Copies of each public image, the image itself included."""
 
-LEAST_SIDE = 16
+LEAST_SIDE = 6
 """The smallest side of images that are treated as images; smaller ones are rows of numbers."""
-
 
 RECIPES = {
     "best": "fixed features, whitened by public records, and a softmax head that starts from them",
@@ -33,11 +31,74 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of data, and what a recipe does with it.
+
+    Attributes:
+        name: the name in words.
+        features: the feature map where there are public records, and where there are none.
+        why: the reason for the map in each of the two cases.
+        whiten: whether public records choose directions.
+        distortion: the distortion of public images, or "none".
+        clip: the clip bound.
+        cold_step: the learning rate times the clip bound at which plain SGD is stable without a whitening.
+    """
+
+    name: str
+    features: tuple[str, str]
+    why: tuple[str, str]
+    whiten: bool = True
+    distortion: str = "none"
+    clip: float = 0.5
+    cold_step: float = 4.0
+
+
+WAVELETS = "wavelets need no training"
+KINDS = {
+    "grey images": Kind(
+        "grey images",
+        ("scattering", "scattering"),
+        (f"grey images: {WAVELETS}", f"grey images: {WAVELETS}"),
+        distortion="objects",
+        cold_step=28.0,
+    ),
+    "colour images": Kind(
+        "colour images",
+        ("patches", "scattering"),
+        ("colour images: filters are patches of the public images", f"no public images to take patches of: {WAVELETS}"),
+        distortion="colour",
+        cold_step=28.0,
+    ),
+    "table": Kind(
+        "table",
+        ("binned", "binned"),
+        ("a table: numbers in bins of their declared ranges",) * 2,
+        whiten=False,  # a public start lost on tables, and the whitening gained nothing
+        clip=1.0,
+    ),
+    "tokens": Kind(
+        "tokens",
+        ("context", "context"),
+        ("rows of tokens: the last tokens, and the last two and three of them together",) * 2,
+        whiten=False,
+        clip=1.0,
+        cold_step=32.0,
+    ),
+    "rows": Kind(
+        "rows",
+        ("scaled", "scaled"),
+        ("rows of numbers: the inputs themselves with norm one, and a constant in the place of a bias",) * 2,
+    ),
+}
+"""Kinds of data by name."""
+
+
+@dataclass(frozen=True)
 class Choice:
     """The features of a recipe.
 
     Attributes:
-        kind: the kind of data: "grey images", "colour images", "rows" or "tokens".
+        kind: the kind of data.
         features: the name of the feature map, as `gnomon.features.build` takes it.
         distortion: the distortion of public images, or "none".
         copies: copies of each public record.
@@ -46,7 +107,7 @@ class Choice:
         reasons: the choices in words.
     """
 
-    kind: str
+    kind: Kind
     features: str
     distortion: str
     copies: int
@@ -55,87 +116,70 @@ class Choice:
     reasons: tuple[Reason, ...]
 
 
-def kind_of(shape: Sequence[int], tokens: bool = False) -> str:
-    """Return the kind of data that records of a shape are.
+def kind_of(facts: Facts) -> Kind:
+    """Return the kind of data that public facts describe.
 
-    >>> kind_of((1, 28, 28)), kind_of((3, 32, 32)), kind_of((1, 8, 8)), kind_of((104,)), kind_of((80,), tokens=True)
-    ('grey images', 'colour images', 'rows', 'rows', 'tokens')
+    >>> [kind_of(Facts(shape)).name for shape in ((1, 28, 28), (3, 32, 32), (104,))]
+    ['grey images', 'colour images', 'rows']
+    >>> kind_of(Facts((80,), tokens=68)).name, kind_of(Facts((2,), columns={"age": 0, "sex": 1})).name
+    ('tokens', 'table')
     """
-    if tokens:
-        return "tokens"
-    if len(shape) == 3 and min(shape[1:]) >= LEAST_SIDE:
-        return "grey images" if shape[0] == 1 else "colour images"
-    return "rows"
+    shape = facts.shape
+    if facts.tokens:
+        return KINDS["tokens"]
+    if facts.columns:
+        return KINDS["table"]
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= LEAST_SIDE:
+        return KINDS["grey images" if shape[0] == 1 else "colour images"]
+    return KINDS["rows"]
 
 
-def choose(
-    recipe: str,
-    shape: Sequence[int],
-    *,
-    tokens: bool = False,
-    public: int = 0,
-    distortion: str = "none",
-    features: str | None = None,
-) -> Choice:
+def choose(recipe: str, facts: Facts, *, distortion: str = "none", features: str | None = None) -> Choice:
     """Return the features that a recipe chooses.
 
     Args:
         recipe: "best", "cold" or "no-public".
-        shape: the shape of one record.
-        tokens: whether records are rows of tokens.
-        public: the number of public records.
+        facts: public facts about the records, among them the public records.
         distortion: the distortion of public images, if the user chose one.
         features: the feature map, if the user chose one.
 
     Raises:
         SettingError: the recipe needs public records, or there is no such recipe.
 
-    >>> choose("best", (1, 28, 28), public=100).features, choose("best", (3, 32, 32)).features
-    ('scattering', 'scattering')
+    >>> choose("best", Facts((1, 28, 28))).features, choose("best", Facts((104,))).features
+    ('scattering', 'scaled')
     """
     if recipe not in RECIPES:
         raise SettingError("recipe", recipe, f"one of {', '.join(RECIPES)}")
+    public = 0 if facts.public is None else len(facts.public)
     if recipe == "cold" and not public:
         raise SettingError("recipe", recipe, "best or no-public: there are no public records")
-    uses_public = bool(public) and recipe != "no-public"
-    kind = kind_of(shape, tokens)
-    reasons = []
-    if features is None:
-        features, why = _map_for(kind, uses_public)
-        reasons.append(Reason("features", features, why))
-    image = kind in ("grey images", "colour images")
-    copies = COPIES if image and uses_public else 1
-    if copies == 1:
-        distortion = "none"
-    elif distortion == "none":
-        distortion = "objects" if kind == "grey images" else "colour"
-        remedy = "; use strokes for handwriting, which has no mirror images" if kind == "grey images" else ""
-        reasons.append(Reason("distortion", distortion, f"{kind}{remedy}"))
+    kind, given = kind_of(facts), features is not None
+    uses_public = bool(public) and recipe != "no-public" and (kind.whiten or given)
+    chosen, why = features or kind.features[not uses_public], kind.why[not uses_public]
+    reasons = [Reason("features", chosen, "chosen by the user" if given else why)]
+    copies = COPIES if kind.distortion != "none" and uses_public else 1
     if copies > 1:
-        why = f"{public} public images with small distortions show more directions than alone"
-        reasons.append(Reason("public-copies", str(copies), why))
+        known = distortion != "none"
+        distortion = distortion if known else kind.distortion
+        hint = (
+            "" if known or kind.name != "grey images" else "; use strokes for handwriting, which has no mirror images"
+        )
+        few = f"{public} public images with small distortions show more directions than alone"
+        reasons += [Reason("public-copies", str(copies), few), Reason("distortion", distortion, kind.name + hint)]
     if not uses_public:
-        reasons.append(Reason("warm-start", "none", "no public records: training starts from zero, without whitening"))
-    return Choice(kind, features, distortion, copies, uses_public, uses_public and recipe == "best", tuple(reasons))
-
-
-def _map_for(kind: str, uses_public: bool) -> tuple[str, str]:
-    """Return the feature map of a kind of data, and why."""
-    if kind == "grey images":
-        return "scattering", "grey images: wavelets need no training"
-    if kind == "colour images":
-        if uses_public:
-            return "patches", "colour images: filters are patches of the public images"
-        return "scattering", "colour images without public records: wavelets need no training"
-    if kind == "tokens":
-        return "ngrams", "rows of tokens: hashed n-grams have no vocabulary that would have to be learnt"
-    return "scaled", "rows of numbers: the inputs themselves with norm one, and a constant in the place of a bias"
-
-
-def effective_dimension(dimension: int, whitening_dimension: float | None) -> float:
-    """Return the effective dimension of features: that of the whitening, or a guess without public records.
-
-    >>> effective_dimension(100, 12.5), round(effective_dimension(100, None))
-    (12.5, 10)
-    """
-    return math.sqrt(dimension) if whitening_dimension is None else whitening_dimension
+        why = (
+            "no public records"
+            if not public or recipe == "no-public"
+            else f"public records gain nothing on a {kind.name}"
+        )
+        reasons.append(Reason("warm-start", "none", f"{why}: training starts from zero, without whitening"))
+    return Choice(
+        kind,
+        chosen,
+        distortion if copies > 1 else "none",
+        copies,
+        uses_public,
+        uses_public and recipe == "best",
+        tuple(reasons),
+    )

@@ -8,20 +8,26 @@ from functools import cached_property
 
 from gnomon import validate
 from gnomon.accounting import noise_multiplier
-from gnomon.features import PublicWhitening
 from gnomon.sampling import FullBatch
 
-CLIP = 0.5
-"""The clip bound of every recipe. Features have norm one, so the gradient of a softmax head is at most sqrt(2) long."""
+COLD_NOISE = 0.5
+"""The standard deviation of the noise in each final weight without a start from public records."""
 
-FINAL_NOISE = 0.5
-"""The standard deviation of the noise in each final weight, whatever the number of steps is."""
+MOST_NOISE = 0.7
+"""The largest such deviation with a start from public records."""
+
+START_NOISE = 0.02
+"""The same for small budgets, relative to sqrt(rho): a good start has more to lose than to win there."""
 
 LEAST_STEPS = 10
 """The smallest number of steps."""
 
-STEP_SIZE = 1.0
-"""The learning rate times the clip bound, relative to the effective dimension of the features."""
+LEAST_DIRECTIONS, MOST_DIRECTIONS = 300, 4000
+"""The smallest and the largest number of public directions. A start from public records needs many, whatever the
+budget is."""
+
+LARGEST_LAM = 0.05
+"""The largest regularisation of the whitening."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,30 @@ class Budget:
 
     @property
     def directions(self) -> int:
-        """The number of public directions that the budget can fill, 10 sqrt(rho)."""
-        return max(1, int(10 * math.sqrt(self.signal)))
+        """The number of public directions that the budget can fill: 10 sqrt(rho) or rho / 6, whichever is more.
+
+        Only features on a grid have as many directions; others are limited by the rank of the public features.
+        """
+        wanted = max(10 * math.sqrt(self.signal), self.signal / 6)
+        return max(LEAST_DIRECTIONS, min(MOST_DIRECTIONS, int(wanted)))
 
     @property
     def lam(self) -> float:
-        """The regularisation of the whitening, 1 / sqrt(rho)."""
-        return 1 / math.sqrt(self.signal)
+        """The regularisation of the whitening: 1 / sqrt(rho), at most `LARGEST_LAM`."""
+        return max(1e-6, min(LARGEST_LAM, 1 / math.sqrt(self.signal)))
+
+    def final_noise(self, start: bool) -> float:
+        """Return the standard deviation of the noise in each final weight.
+
+        Args:
+            start: whether training starts from a model that is trained on public records.
+
+        >>> Budget(10_000, 1.0, 1e-5).final_noise(start=True)
+        0.7
+        >>> round(Budget(10_000, 0.01, 1e-5).final_noise(start=True), 3)
+        0.128
+        """
+        return min(MOST_NOISE, START_NOISE * math.sqrt(self.signal)) if start else COLD_NOISE
 
 
 @dataclass(frozen=True)
@@ -76,27 +99,32 @@ class Schedule:
         steps: the number of steps.
         lr: the learning rate, constant.
         max_grad_norm: the clip bound C.
+        final_noise: the standard deviation of the noise in each final weight.
     """
 
     steps: int
     lr: float
-    max_grad_norm: float = CLIP
+    max_grad_norm: float
+    final_noise: float
 
 
-def schedule(budget: Budget, effective_dimension: float) -> Schedule:
-    """Return the schedule for features of an effective dimension.
+def schedule(budget: Budget, step: float, *, clip: float, start: bool) -> Schedule:
+    """Return the schedule of a budget.
 
     The noise multiplier of T full batches is sqrt(T) times that of one, and T steps of noise add up as sqrt(T), so the
-    noise in the final weights is `FINAL_NOISE` whatever T is. T only has to be large enough for plain SGD to be stable.
+    noise in the final weights is the same whatever T is. T only has to be large enough for plain SGD to be stable.
 
-    >>> schedule(Budget(10_000, 1.0, 1e-5), effective_dimension=60.0)
-    Schedule(steps=23, lr=116.5, max_grad_norm=0.5)
+    Args:
+        budget: the budget.
+        step: the largest learning rate times clip bound at which plain SGD is stable: the effective dimension of
+            whitened features.
+        clip: the clip bound.
+        start: whether training starts from a model that is trained on public records.
+
+    >>> schedule(Budget(10_000, 1.0, 1e-5), step=60.0, clip=0.5, start=True)
+    Schedule(steps=32, lr=117.2, max_grad_norm=0.5, final_noise=0.7)
     """
-    distance = FINAL_NOISE * budget.signal
-    steps = max(LEAST_STEPS, math.ceil(distance / (STEP_SIZE * effective_dimension)))
-    return Schedule(steps, float(f"{distance / (steps * CLIP):.4g}"))
-
-
-def whitened(budget: Budget, whitening: PublicWhitening) -> PublicWhitening:
-    """Return a public whitening with the number of directions and the regularisation that the budget allows."""
-    return whitening.with_(k=min(budget.directions, whitening.rank), lam=max(budget.lam, 1e-6))
+    noise = budget.final_noise(start)
+    distance = noise * budget.signal
+    steps = max(LEAST_STEPS, math.ceil(distance / step))
+    return Schedule(steps, float(f"{distance / (steps * clip):.4g}"), clip, noise)

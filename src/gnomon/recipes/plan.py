@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch import nn
 
 from gnomon.data.records import Records
 from gnomon.errors import DataError
-from gnomon.features import FeatureMap, Pipeline, pipeline
+from gnomon.features import Facts, FeatureMap, Pipeline, pipeline
 from gnomon.losses import LOSSES, Loss
 from gnomon.methods import ZeroSum, dp_sgd, softmax_head
 from gnomon.models.networks import linear
-from gnomon.recipes.choice import Choice, Reason, choose, effective_dimension
-from gnomon.recipes.formulas import Budget, Schedule, schedule, whitened
+from gnomon.recipes.choice import Choice, Reason, choose
+from gnomon.recipes.formulas import LARGEST_LAM, LEAST_DIRECTIONS, MOST_NOISE, Budget, Schedule, schedule
 from gnomon.sampling import FullBatch
 from gnomon.training import Mechanism, train_on_public
 from gnomon.validate import whole
@@ -64,7 +63,6 @@ class Plan:
     def reasons(self) -> tuple[Reason, ...]:
         """All settings that the recipe chose, with the reasons."""
         budget, chosen = self.budget, self.schedule
-        rho = f"rho = {budget.records} / {budget.noise:.3g} = {budget.signal:.4g}"
         reasons = [
             Reason(
                 "rho", f"{budget.signal:.4g}", f"{budget.records} records / noise {budget.noise:.3g} of one release"
@@ -72,18 +70,21 @@ class Plan:
             *self.choice.reasons,
         ]
         if (whitening := self.features.whitening) is not None:
-            rank = f", at most the rank {whitening.rank} of the public features"
+            bounds = f"at least {LEAST_DIRECTIONS}, at most the rank {whitening.rank} of public features"
             reasons += [
-                Reason("whitening-directions", str(whitening.k), f"10 sqrt(rho){rank}"),
-                Reason("whitening-lam", f"{whitening.lam:.4g}", "1 / sqrt(rho)"),
+                Reason("whitening-directions", str(whitening.k), f"10 sqrt(rho) or rho / 6, {bounds}"),
+                Reason("whitening-lam", f"{whitening.lam:.4g}", f"1 / sqrt(rho), at most {LARGEST_LAM:g}"),
             ]
         if self.choice.start:
             reasons.append(Reason("warm-start", "public", f"head trained on public records, L2 {WEIGHT_DECAY:g}"))
+        noise = f"noise of {chosen.final_noise:.3g} in each final weight, whatever the number of steps"
+        if self.choice.start and chosen.final_noise < MOST_NOISE:
+            noise += "; little, because the budget is small beside a public start"
         reasons += [
             Reason("max-grad-norm", f"{chosen.max_grad_norm:g}", "features have norm one"),
             Reason("sampler", "full", "all records in each step; the batch size hardly matters"),
-            Reason("epochs", str(chosen.steps), f"steps of a length at which SGD is stable ({rho})"),
-            Reason("lr", f"{chosen.lr:g}", "noise of 0.5 in each final weight, whatever the number of steps"),
+            Reason("epochs", str(chosen.steps), "as many steps as plain SGD needs to be stable"),
+            Reason("lr", f"{chosen.lr:g}", noise),
             Reason("known-space", "softmax-head", "gradients sum to zero over the classes; other noise is removed"),
         ]
         return tuple(reasons)
@@ -167,19 +168,13 @@ def resolve(
         classes: the number of classes.
         warnings: what is unusual about the public records.
     """
+    step = choice.kind.cold_step
     if choice.whiten:
-        features = features.whitened()
+        features = features.whitened(budget.directions, budget.lam)
         assert features.whitening is not None
-        whitening = whitened(budget, features.whitening)
-        features = features.whitened(whitening.k, whitening.lam)
-        dimension = effective_dimension(whitening.k, whitening.effective_dimension)
-    else:
-        dimension = effective_dimension(_dimension(features.base), None)
-    return Plan(recipe, choice, budget, features, schedule(budget, dimension), classes, tuple(warnings))
-
-
-def _dimension(feature_map: FeatureMap) -> int:
-    return math.prod(feature_map.output_shape) if feature_map.output_shape else 1
+        step = features.whitening.effective_dimension
+    chosen = schedule(budget, step, clip=choice.kind.clip, start=choice.start)
+    return Plan(recipe, choice, budget, features, chosen, classes, tuple(warnings))
 
 
 def best(
@@ -192,6 +187,7 @@ def best(
     target_delta: float = 1e-5,
     recipe: str = "best",
     features: str | FeatureMap | None = None,
+    columns: Mapping[str, Any] | None = None,
     distortion: str = "none",
     cache: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -209,6 +205,7 @@ def best(
         recipe: "best", "cold" (no start from public records) or "no-public".
         features: the feature map, or its name, in the place of the recipe's, such as
             `gnomon.features.Pretrained(network, name=..., trained_on=...)`.
+        columns: the named columns of a table whose numbers are between 0 and 1, as `gnomon.data.Source.columns`.
         distortion: the distortion of public images: "strokes" for handwriting, "objects" or "colour" (default: by
             the number of channels).
         cache: the folder of computed features, which are as private as the records; None to keep them in memory.
@@ -234,18 +231,14 @@ def best(
     whole("classes", classes, 2)
     public = None if public is None else as_records(public)
     warnings = [] if public is None else check_public(public, shape, classes)
-    tokens = public is not None and not public.inputs.is_floating_point() and public.inputs.ndim == 2
+    facts = Facts(shape, public, columns or {}, seed=seed)
     name = features if isinstance(features, str) or features is None else "given"
-    count = 0 if public is None else len(public)
-    choice = choose(recipe, shape, tokens=tokens, public=count, distortion=distortion, features=name)
-    used = public if choice.whiten or choice.start else None
+    choice = choose(recipe, facts, distortion=distortion, features=name)
     parts = pipeline(
         features if isinstance(features, FeatureMap) else choice.features,
-        shape,
-        used,
+        facts if choice.whiten else replace(facts, public=None),
         copies=choice.copies,
         distortion=choice.distortion,
-        seed=seed,
         cache=cache,
         progress=progress,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,22 +12,35 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from gnomon import models
-from gnomon.data import Records
+from gnomon.data import Records, Source
+from gnomon.data.sources.columns import Column
 from gnomon.errors import DataError
-from gnomon.features import pipeline
+from gnomon.features import Facts, pipeline
 from gnomon.runs.config import TrainConfig, read_yaml
 
 PUBLIC = "public.safetensors"
 """The public records from which the feature map of a run is made, as they were before the map."""
 
 
-def shape_metadata(input_shape: Sequence[int], classes: int) -> dict[str, str]:
-    """Return what model.safetensors says about the inputs and outputs of its model.
+def model_facts(source: Source, raw: Records) -> dict[str, str]:
+    """Return what model.safetensors says about the inputs and outputs of its model, besides the weights.
 
-    >>> shape_metadata((1, 8, 8), 10)
-    {'input_shape': '[1, 8, 8]', 'classes': '10'}
+    Args:
+        source: the data set.
+        raw: its private records before any feature map; only their shape and type are read.
+
+    >>> from gnomon.data import load
+    >>> digits = load("digits")
+    >>> model_facts(digits, digits.train)
+    {'input_shape': '[1, 8, 8]', 'classes': '10', 'columns': '{}', 'tokens': '0'}
     """
-    return {"input_shape": json.dumps(list(input_shape)), "classes": str(classes)}
+    columns = {name: [column.first, list(column.values)] for name, column in source.columns.items()}
+    return {
+        "input_shape": json.dumps(list(raw.inputs.shape[1:])),
+        "classes": str(source.classes),
+        "columns": json.dumps(columns),
+        "tokens": str(0 if raw.inputs.is_floating_point() else source.classes),
+    }
 
 
 def public_bytes(public: Records) -> bytes:
@@ -70,6 +82,8 @@ def load_predictor(folder: Path | str) -> nn.Module:
             facts = file.metadata() or {}
         weights = load_file(path)
         shape, classes = tuple(json.loads(facts["input_shape"])), int(facts["classes"])
+        columns = {name: Column(first, tuple(values)) for name, (first, values) in json.loads(facts["columns"]).items()}
+        tokens = int(facts["tokens"])
     except FileNotFoundError:
         raise DataError(path, "is missing", "give the folder of a training run that has finished") from None
     except (SafetensorError, KeyError, ValueError) as error:
@@ -79,11 +93,9 @@ def load_predictor(folder: Path | str) -> nn.Module:
         return _with_weights(models.build(name, shape, classes), weights, path)
     features = pipeline(
         config.features,
-        shape,
-        _public(folder),
+        Facts(shape, _public(folder), columns, tokens, config.seed),
         copies=config.public_copies,
         distortion=config.distortion,
-        seed=config.seed,
         progress=False,
     )
     if config.whitening_directions is not None:

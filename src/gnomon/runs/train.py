@@ -23,7 +23,7 @@ from gnomon.runs.builders import build_trainer, prepare, public_only
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
-from gnomon.runs.predictor import PUBLIC, public_bytes, shape_metadata
+from gnomon.runs.predictor import PUBLIC, model_facts, public_bytes
 from gnomon.runs.tensorboard import EventFiles
 from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
@@ -181,7 +181,7 @@ def complete(
         write_metrics(result.history[-1])
     result.history[:0] = history
     raw = split.private if split.private.raw is None else split.private.raw
-    facts = {"format": "pt", **shape_metadata(raw.inputs.shape[1:], source.classes)}
+    facts = {"format": "pt", **model_facts(source, raw)}
     folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), facts))
     if config.features is not None and split.public.raw is not None:
         count = len(split.public) // config.public_copies

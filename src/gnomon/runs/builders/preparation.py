@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.data import Source, Split, load
+from gnomon.data import Records, Source, Split, load
 from gnomon.errors import SettingError
-from gnomon.features import FeatureMap, Pipeline, pipeline
+from gnomon.features import Facts, FeatureMap, Pipeline, pipeline
 from gnomon.recipes import Budget, Choice, Plan, check_public, choose, resolve
 from gnomon.runs.builders.records import declared_size, has_public, is_own, records
 from gnomon.runs.config import FEATURES, TrainConfig, default_settings
@@ -24,6 +24,9 @@ OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "
 SHARED = ("data_dir", "private_records", "dataset_size", "target_delta", "seed", "split_seed", "device", "threads",
           "insecure_noise_seed", "evaluate_every")  # fmt: skip
 """Settings that a recipe's run shares with the run of plain DP-SGD beside it."""
+
+HANDWRITING = {"mnist": "strokes", "digits": "strokes"}
+"""Benchmarks of handwriting, with the distortion of their images."""
 
 PHYSICAL = 8192
 """Records of a full batch that a recipe computes at once."""
@@ -62,9 +65,9 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
         SettingError: a setting has a value that cannot be used, or a setting is given that the recipe chooses.
         DataError: the public records do not fit, or a feature is not finite.
 
-    >>> prepared = prepare(TrainConfig(recipe="best", target_epsilon=2.0), progress=False)
+    >>> prepared = prepare(TrainConfig(recipe="best", target_epsilon=2.0, features="scaled"), progress=False)
     >>> prepared.config.features, prepared.config.model, prepared.source.input_shape
-    ('scaled', 'linear', (57,))
+    ('scaled', 'linear', (65,))
     """
     source = load(config.data, config.data_dir)
     if config.recipe is None and config.features is None:
@@ -79,11 +82,9 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
     warnings = check_public(split.public, source.input_shape, source.classes) if choice and len(split.public) else []
     parts = pipeline(
         config.features or "",
-        source.input_shape,
-        split.public,
+        facts_of(config, source, split.public),
         copies=config.public_copies,
         distortion=config.distortion,
-        seed=config.seed,
         cache=config.feature_cache,
         progress=progress,
     )
@@ -162,23 +163,31 @@ def _choice(config: TrainConfig, source: Source) -> Choice:
     defaults = default_settings(config.data)
     changed = {name: value for name in OWN_SETTINGS if (value := getattr(config, name)) != getattr(defaults, name)}
     refuse_own_settings(config.recipe or "", changed)
-    public = 0
-    if config.recipe != "no-public" and has_public(config, source):
-        public = len(source.public) if source.public is not None else 100
-        public = config.public_records or public
+    public = None
+    if config.recipe != "no-public" and has_public(config, source):  # how many there are; which ones is drawn later
+        public = (source.train if source.public is None else source.public)[: config.public_records or 100]
     return choose(
         config.recipe or "",
-        source.input_shape,
-        tokens=not source.train.inputs.is_floating_point(),
-        public=public,
+        facts_of(config, source, public),
         distortion=_distortion(config),
         features=config.features,
     )
 
 
+def facts_of(config: TrainConfig, source: Source, public: Records | None) -> Facts:
+    """Return the public facts about records from which features are made.
+
+    >>> from gnomon.data import load
+    >>> facts_of(TrainConfig(), load("digits"), None).shape
+    (1, 8, 8)
+    """
+    tokens = 0 if source.train.inputs.is_floating_point() else source.classes
+    return Facts(source.input_shape, public, source.columns, tokens, config.seed)
+
+
 def _distortion(config: TrainConfig) -> str:
     """Return the distortion of the settings, or that of a benchmark whose images are known to everybody."""
-    return config.distortion if config.distortion != "none" else {"mnist": "strokes"}.get(config.data, "none")
+    return config.distortion if config.distortion != "none" else HANDWRITING.get(config.data, "none")
 
 
 def _with_choice(config: TrainConfig, choice: Choice) -> TrainConfig:

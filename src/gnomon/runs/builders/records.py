@@ -6,7 +6,7 @@ import inspect
 
 from gnomon.data import Source, Split, public_private
 from gnomon.errors import SettingError
-from gnomon.features.registry import parse
+from gnomon.features.registry import reads_public
 from gnomon.methods import METHODS
 from gnomon.runs.config import TrainConfig
 from gnomon.validate import whole
@@ -153,4 +153,4 @@ def _method_reads_public(config: TrainConfig) -> bool:
 def _features_read_public(config: TrainConfig) -> bool:
     if config.features is None:
         return False
-    return config.whitening_directions is not None or parse(config.features)[0].public
+    return config.whitening_directions is not None or reads_public(config.features)
