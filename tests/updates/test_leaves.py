@@ -265,3 +265,17 @@ def test_sequences_of_no_length_are_zero_updates(kind):
     )
     assert not leaf.square_norms().any()
     assert not leaf.gram(leaf).any()
+
+
+@few
+@given(made=pairs() | grouped() | convolutions(), views=st.integers(2, 3), records=st.integers(1, 3))
+def test_merged_leaves_equal_the_mean_of_the_dense_updates_of_each_record(made, views, records):
+    (leaf, matrix), other = made
+    samples = torch.arange(views * records) % len(leaf)
+    samples[-1] = 0
+    merged = leaf.select(samples).merged(views)
+    check([(merged, matrix[samples].unflatten(0, (records, views)).mean(1)), other])
+    assert (merged.square_ceilings() >= (1 - 1e-10) * merged.square_norms()).all()
+    twice = leaf.select(samples.repeat_interleave(2)).merged(2).merged(views)
+    assert len(twice) == records
+    torch.testing.assert_close(twice.dense().sum(0), matrix[samples].sum(0) / views, rtol=1e-10, atol=1e-10)

@@ -16,7 +16,7 @@ from gnomon.data.loader import RecordTypeError
 from gnomon.errors import DataError, StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.memory import return_freed_memory
-from gnomon.methods import Method, Update
+from gnomon.methods import Method
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
 from gnomon.training.checks.independence import FEW, CoordinateMap, enough, few, refuse_dependence, refuse_padding
@@ -54,9 +54,16 @@ class _Checked(NamedTuple):
         return all(one is two for one, two in zip(self.modules, other.modules, strict=True))
 
 
-def _alike(one: Update, two: Update) -> bool:
-    """Return whether two updates run the same code, possibly with other numbers."""
-    return one == two or (dataclasses.is_dataclass(one) and type(one) is type(two))
+def _alike(one: Any, two: Any) -> bool:
+    """Return whether two updates, or two of their settings, run the same code, possibly with other numbers."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, bool | int | float | str | nn.Module):
+        return True
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(_alike(getattr(one, name), getattr(two, name)) for name in names)
+    return bool(one == two)
 
 
 class Admission:
