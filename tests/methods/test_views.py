@@ -221,7 +221,7 @@ def test_every_step_has_views_of_its_own():
         start = 0
         with torch.no_grad():
             for p in model.parameters():
-                p -= total[start : start + p.numel()].view_as(p)
+                p.sub_(total[start : start + p.numel()].view_as(p))
                 start += p.numel()
         assert before is None or not torch.equal(total, before)
         before = total
@@ -325,7 +325,7 @@ class Counting:
 @pytest.mark.parametrize("views", [1, 4])
 def test_an_augmentation_that_mixes_records_is_refused_before_the_first_release(planted, views):
     t = trainer(network(), method=with_views(Views(views, planted())))
-    with pytest.raises(NotPrivate, match="mixes samples|two runs"):
+    with pytest.raises(NotPrivate, match=r"mixes samples|two runs"):
         t.fit(images(60))
     assert t.account.steps == 0
 

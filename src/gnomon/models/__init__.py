@@ -14,12 +14,15 @@ from gnomon.models.networks import (
     text,
 )
 from gnomon.models.registry import NAMES, build, default_model
+from gnomon.models.wide_resnet import StandardisedConv2d, WideBlock, wide_resnet, wrn_10_1, wrn_16_4
 
 __all__ = [
     "NAMES",
     "ResidualBlock",
     "SparseLinear",
+    "StandardisedConv2d",
     "Symbols",
+    "WideBlock",
     "build",
     "default_model",
     "lenet",
@@ -30,4 +33,7 @@ __all__ = [
     "resnet20",
     "small_cnn",
     "text",
+    "wide_resnet",
+    "wrn_10_1",
+    "wrn_16_4",
 ]

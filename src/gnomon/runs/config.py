@@ -204,9 +204,10 @@ class TrainConfig(Config):
         0.0, "momentum within the local steps of one sample", group=LOCAL_STEPS, methods=("dp-lsgd",)
     )
     views: int | None = setting(
-        None, "random views of each record in a step, whose mean gradient is clipped once, with any method that takes no "
+        None,
+        "random views of each record in a step, whose mean gradient is clipped once, with any method that takes no "
         "local steps (default: 1 with an augmentation); a physical batch computes this many rows for each record",
-    )  # fmt: skip
+    )
     augmentation: str = setting("none", "random change of the images that makes their views", ("none", "crop-and-flip"))
     constraint: str | None = setting(
         None, "set to which the weights are constrained: l1:5, l2:1, simplex, box:-1,1, group:5,10, nuclear:5,10",

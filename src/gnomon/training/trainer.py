@@ -66,7 +66,8 @@ class Trainer:
         accountant: "pld" (default, tight), "rdp", "rdp-classic" or "gdp" (no guarantee).
         adjacency: which data sets are neighbours: "add-remove", "zero-out" or "replace-one".
         mechanism: the claim as one object, in the place of the settings from `method` to `adjacency`.
-        max_physical_batch_size: the largest number of records in one forward pass; logical batches may be larger.
+        max_physical_batch_size: the largest number of records in one forward pass; logical batches may be larger. With
+            several views of each record, the model computes that many times as many rows.
         scheduler: a learning rate scheduler, moved after every `scheduler_every`: "epoch" or "step".
         scheduler_every: see `scheduler`.
         ema_decay: keeps an exponential moving average of the weights, which is evaluated and returned as `final`.

@@ -10,7 +10,7 @@ from gnomon.losses import Loss
 from gnomon.updates.backward import backward
 from gnomon.updates.exact import exact_products
 from gnomon.updates.layouts import Layouts
-from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf
+from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf, RowProjected
 from gnomon.updates.trees import batch_size
 from gnomon.updates.two_pass import TwoPassUpdates, supports_two_passes
 from gnomon.updates.updates import Updates, check_views, mean_of_views
@@ -85,6 +85,11 @@ def cheapest(leaf: Leaf, budget: int) -> Leaf:
     its memory. Measured, that saves time up to r = 2. A convolution has to extract its windows for the norms anyway,
     from which the dense form is one product away, so that it saves time up to larger r.
     """
+    if isinstance(leaf, RowProjected):
+        inner = cheapest(leaf.leaf, budget)
+        if inner is leaf.leaf or not isinstance(inner, Dense):
+            return leaf
+        return Dense(leaf.mapped(inner.values), inner.square_ceilings() * leaf.factor)
     if not isinstance(leaf, Factored | Convolution) or leaf.length == 1:
         return leaf
     dense_size = len(leaf) * leaf.shape.numel()
