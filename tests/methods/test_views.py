@@ -12,10 +12,12 @@ from torch.nn import functional as F
 import gnomon
 from gnomon.clipping import Automatic, Flat, PerLayer
 from gnomon.errors import SettingError, StateError
+from gnomon.federated.strategies.contrastive import ContrastiveUpdate, WithFeatures
 from gnomon.ledger import Ledger
 from gnomon.methods import METHODS, CropAndFlip, Method, Views, dp_sgd, gep, pcdp, pdp, rpcdp, rpdp, rsdp
 from gnomon.methods.views import record_keys, uniform
 from gnomon.release import Door, SeededNoise
+from gnomon.runs.audit import trainer_to_audit
 from gnomon.runs.builders import build_method, build_trainer
 from gnomon.runs.config import TrainConfig
 from gnomon.training.checkpoint import read_checkpoint, restore_checkpoint, save_checkpoint
@@ -451,3 +453,18 @@ def test_gnomon_train_uses_the_views_and_states_them():
     t = build_trainer(config(views=2, augmentation="crop-and-flip"), source, source.train[:0], progress=False)
     t.check(source.train)
     assert "mean gradient of 2 views" in str(t.statement().to_dict())
+
+
+def test_an_audit_of_the_probe_has_equal_views():
+    audited, records = trainer_to_audit(config(model=None, views=3, augmentation="crop-and-flip"))
+    assert records is None
+    assert audited.method.update == Views(3)
+
+
+def test_moon_takes_views_too():
+    update = ContrastiveUpdate(1.0, 0.5, *(WithFeatures(network()) for _ in range(3)), inner=VIEWS)
+    updates = [update(update.local.model, LOSS, *images(5), step=step) for step in (0, 0, 1)]
+    assert len(updates[0]) == 5
+    assert update.watched is VIEWS.augmentation
+    assert torch.equal(updates[0].norms(), updates[1].norms())
+    assert not torch.equal(updates[0].norms(), updates[2].norms())

@@ -14,7 +14,7 @@ from gnomon.models.networks import (
     text,
 )
 from gnomon.models.registry import NAMES, build, default_model
-from gnomon.models.wide_resnet import StandardisedConv2d, WideBlock, wide_resnet, wrn_10_1, wrn_16_4
+from gnomon.models.wide_resnets import StandardisedConv2d, WideBlock, wide_resnet, wrn_10_1, wrn_16_4
 
 __all__ = [
     "NAMES",

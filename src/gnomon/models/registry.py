@@ -21,7 +21,7 @@ from gnomon.models.networks import (
     small_cnn,
     text,
 )
-from gnomon.models.wide_resnet import wrn_10_1, wrn_16_4
+from gnomon.models.wide_resnets import wrn_10_1, wrn_16_4
 from gnomon.validate import whole
 
 _FACTORIES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {

@@ -58,7 +58,7 @@ def _alike(one: Any, two: Any) -> bool:
     """Return whether two updates, or two of their settings, run the same code, possibly with other numbers."""
     if type(one) is not type(two):
         return False
-    if isinstance(one, bool | int | float | str | nn.Module):
+    if isinstance(one, bool | int | float | str | Tensor | nn.Module):
         return True
     if dataclasses.is_dataclass(one):
         names = [field.name for field in dataclasses.fields(one)]

@@ -108,6 +108,10 @@ class ContrastiveUpdate:
     def displaces(self) -> bool:
         return bool(getattr(self.inner, "displaces", False))
 
+    @property
+    def watched(self) -> Any:
+        return getattr(self.inner, "watched", None)
+
     def __call__(
         self,
         model: nn.Module,

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from gnomon.data import Records, Source
+from gnomon.errors import SettingError
 from gnomon.methods import CropAndFlip, Method, Views
-from gnomon.models import StandardisedConv2d, build
+from gnomon.models import StandardisedConv2d, build, wide_resnet
 from gnomon.runs.builders import build_trainer
 from gnomon.runs.config import TrainConfig, read_yaml
 from gnomon.updates import RowProjected, gradients
@@ -44,6 +45,15 @@ def test_the_deep_network_has_its_published_shape():
     assert weights == 2_745_264  # 2.7 million
     assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 13 + 3  # with the shortcut of each stage
     assert {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"depth": 12, "width": 1}, "depth = 12"), ({"depth": 10, "width": 0}, "width = 0"), ({"depth": 4}, "depth = 4")],
+)
+def test_networks_that_do_not_exist_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        wide_resnet((3, 32, 32), 10, **({"width": 1} | settings))
 
 
 def test_filters_are_centred_and_have_the_length_of_their_gain():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnomon.errors import SettingError
 from gnomon.models.networks import image_shape
 from gnomon.updates import Convolution, Dense, Leaf, RowProjected, rule
 from gnomon.updates.leaves.convolution import pad
@@ -127,10 +128,18 @@ def wide_resnet(input_shape: Sequence[int], classes: int, depth: int, width: int
         classes: the number of classes.
         depth: the number of convolutions and linear layers, without those of shortcuts: 10, 16, 22, ...
         width: the factor of the channels, which are 16, 32 and 64 times it.
+
+    Raises:
+        SettingError: the images have another size, or depth - 4 is no multiple of 6.
+
+    >>> wide_resnet((3, 32, 32), 10, depth=10, width=2)(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
     """
     alternatives = "'cnn-small' for smaller images, 'mlp' for other shapes"
     channels, _ = image_shape(f"wrn-{depth}-{width}", input_shape, [28, 32], alternatives)
-    blocks = (whole("depth", depth, 10) - 4) // 6
+    if whole("depth", depth, 10) % 6 != 4:
+        raise SettingError("depth", depth, "4 more than a multiple of 6: 10, 16, 22, ...")
+    blocks = (depth - 4) // 6
     layers: list[nn.Module] = [StandardisedConv2d(channels, 16, 3, padding=1)]
     before = 16
     for base, stride in ((16, 1), (32, 2), (64, 2)):
