@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -323,6 +324,37 @@ class Counting:
         return inputs
 
 
+class Drawing:
+    """Draws a number for each row, which depends on the place of a record in its batch."""
+
+    name = "drawing"
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __call__(self, inputs, keys):
+        return inputs * (1 + self.draw(len(inputs)))[:, None, None, None]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda count: torch.rand(count, dtype=D),
+        lambda count: torch.rand(count, dtype=D, generator=OWN),
+        lambda count: torch.tensor([random.random() for _ in range(count)], dtype=D),
+    ],
+    ids=["torch", "own generator", "python"],
+)
+def test_an_augmentation_that_draws_from_a_generator_is_refused(draw):
+    t = trainer(network(), method=with_views(Views(2, Drawing(draw))))
+    with pytest.raises((SettingError, NotPrivate), match=r"from the keys|two runs"):
+        t.fit(images(60))
+    assert t.account.steps == 0
+
+
+OWN = torch.Generator().manual_seed(0)
+
+
 @pytest.mark.parametrize("planted", [Centring, Sharing, Remembering, Mixup])
 @pytest.mark.parametrize("views", [1, 4])
 def test_an_augmentation_that_mixes_records_is_refused_before_the_first_release(planted, views):
@@ -356,6 +388,16 @@ def test_another_augmentation_is_checked_before_it_is_used():
     t.method = with_views(Views(4, Centring()))
     with pytest.raises(StateError, match="replaced"):
         t.step(*next(batches))
+
+
+def test_an_update_that_needs_the_number_of_the_step_gets_it_in_every_check():
+    def update(model, loss, inputs, targets, *, step):
+        steps.append(step)
+        return gradients(model, loss, inputs, targets)
+
+    steps: list[int] = []
+    run(Method("own", update=update), images(8), steps=2)
+    assert (steps[0], steps[-2:]) == (0, [0, 1])
 
 
 def test_an_augmentation_that_loses_rows_is_refused():
@@ -423,7 +465,7 @@ def test_the_settings_make_the_update_of_every_method():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"views": 4}, "views = 4 are all the same"),
+        ({"views": 4}, "views = 4 has no effect without an augmentation"),
         ({"views": 0, "augmentation": "crop-and-flip"}, "views = 0"),
         ({"augmentation": "crop"}, "augmentation = 'crop' is invalid; expected one of none, crop-and-flip"),
         ({"views": 4, "augmentation": "crop-and-flip", "local-steps": 2}, "local steps"),

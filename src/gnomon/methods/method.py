@@ -25,8 +25,9 @@ Update = Callable[..., Updates]
 in statements), `displaces` (whether updates are displacements rather than gradients; default: False) and `unit` (the
 step size that the length of an update contains; default: 1). If it has a keyword parameter `layouts`, it is passed the
 cache of model layouts of the run, for `gradients` and `local_sgd`; if it has a keyword parameter `step`, the number of
-the step, which is public. An update must be a function of these arguments: it must not keep state between calls. A step
-is refused if it changes the state of the object in the attribute `watched` (default: none)."""
+the step, which is public, or 0 in the checks before the first step. An update must be a function of these arguments: it
+must not keep state between calls. A step is refused if it changes the state of the object in the attribute `watched`
+(default: none)."""
 
 
 def with_layouts(update: Update, layouts: Layouts) -> Update:

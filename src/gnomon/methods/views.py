@@ -29,7 +29,7 @@ class Augmentation(Protocol):
     """A random change of records, as a function of each record and of a random number that belongs to it.
 
     Row i of the result must depend on row i of the inputs and on key i alone. A Trainer refuses an augmentation that
-    mixes records. Numbers drawn from a generator would depend on the row of a record; compute them from its key.
+    mixes records, keeps state, or draws from a generator, whose numbers depend on the row of a record.
     """
 
     @property
@@ -155,6 +155,9 @@ class Views:
     def of(self, inputs: Any, targets: Any, step: int = 0) -> tuple[Any, Any]:
         """Return the views of each record in a step, one record after the other, and their targets.
 
+        Raises:
+            SettingError: the augmentation draws from a generator of torch, or returns another number of rows.
+
         >>> Views(2).of(torch.tensor([5.0, 6.0]), torch.tensor([0, 1]))
         (tensor([5., 5., 6., 6.]), tensor([0, 0, 1, 1]))
         """
@@ -164,7 +167,15 @@ class Views:
             repeated = take_rows(repeated, torch.arange(size).repeat_interleave(self.views))
         if self.augmentation is None or not size:
             return repeated
-        augmented = self.augmentation(repeated[0], self._keys(inputs, step))
+        keys = self._keys(inputs, step)
+        before = _generator_states(keys.device)
+        augmented = self.augmentation(repeated[0], keys)
+        if not torch.equal(before, _generator_states(keys.device)):
+            expected = (
+                "one that computes its random numbers from the keys: numbers drawn from a generator depend on the row "
+                "of a record, and so on the other records"
+            )
+            raise SettingError("augmentation", self.augmentation.name, expected)
         if batch_size(augmented) != size * self.views:
             expected = f"one that returns a row for each of the {size * self.views} rows that it was given"
             raise SettingError("augmentation", self.augmentation.name, expected)
@@ -210,6 +221,12 @@ def uniform(keys: Tensor, count: int, number: int) -> Tensor:
     (tensor([0, 1, 2, 3]), False)
     """
     return (_mixed(keys + number) & 0x7FFFFFFF) % count
+
+
+def _generator_states(device: torch.device) -> Tensor:
+    """Return the states of torch's generators on the CPU and on a device."""
+    states = torch.get_rng_state()
+    return torch.cat([states, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else states
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from gnomon.errors import DataError, StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.memory import return_freed_memory
 from gnomon.methods import Method
+from gnomon.methods.method import at_step
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
 from gnomon.training.checks.independence import FEW, CoordinateMap, enough, few, refuse_dependence, refuse_padding
@@ -118,7 +119,7 @@ class Admission:
             refuse_dependence(
                 self.model,
                 _naming(loss, name),
-                method.update_with(self.layouts),
+                at_step(method.update_with(self.layouts), 0),
                 inputs,
                 targets,
                 rule=method.clip_rule,
@@ -169,7 +170,7 @@ class Admission:
                 some = take_rows((inputs, targets), slice(FEW))
                 self.check(method, loss, some[0], some[1], name="batch")
                 self._collated = True
-            refuse_padding(self.model, loss, method.update_with(self.layouts), inputs, targets)
+            refuse_padding(self.model, loss, at_step(method.update_with(self.layouts), 0), inputs, targets)
         self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:

@@ -133,11 +133,12 @@ def _with_views(config: TrainConfig, method: Method) -> Method:
     views = Views(1 if config.views is None else validate.whole("views", config.views), augmentation)
     if method.displaces:
         name, value = ("augmentation", config.augmentation) if config.views is None else ("views", config.views)
-        raise SettingError(name, value, "no views with local steps: leave out one of the two")
+        problem = "views cannot be combined with local steps: remove one of the two"
+        raise SettingError.with_message(f"{name} = {value}: {problem}", name=name, value=value)
     if augmentation is None and views.views > 1:
         raise SettingError.with_message(
-            f"views = {views.views} are all the same without an augmentation: set augmentation to crop-and-flip, or "
-            "leave out views",
+            f"views = {views.views} has no effect without an augmentation, because all views are equal: set "
+            "augmentation to crop-and-flip, or remove views",
             name="views",
             value=views.views,
         )
