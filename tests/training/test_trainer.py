@@ -257,6 +257,24 @@ def test_the_moving_average_follows_the_weights():
     assert (averaged - weights(t)).norm() < (before - weights(t)).norm()
 
 
+def test_the_moving_average_may_warm_up():
+    t = trainer(ema_decay=0.9999, ema_schedule="warm-up")
+    expected, rates = weights(t), [1 / 1, 9 / 11, 9 / 12, 9 / 13]  # the first step replaces the initial weights
+    for step, (batch, rate) in enumerate(zip(t.batches(data()), rates, strict=True)):
+        t.step(*batch)
+        expected = expected + rate * (weights(t) - expected)
+        assert int(t.average.n_averaged) == step + 1
+    averaged = torch.cat([p.detach().flatten() for p in t.average.module.parameters()])
+    torch.testing.assert_close(averaged, expected)
+
+
+def test_a_schedule_of_the_moving_average_needs_an_average():
+    with pytest.raises(SettingError, match="ema_schedule = 'warm-up' is invalid; expected constant without ema_decay"):
+        trainer(ema_schedule="warm-up")
+    with pytest.raises(SettingError, match="ema_schedule = 'fast' is invalid; expected one of constant, warm-up"):
+        trainer(ema_decay=0.9, ema_schedule="fast")
+
+
 @pytest.mark.parametrize("clip", [Automatic(), PerLayer()])
 def test_clip_rules_are_chosen_by_the_method(clip):
     t = trainer(method=gnomon.methods.dp_sgd(clip=clip))

@@ -46,6 +46,23 @@ def test_updates_equal_a_loop_of_single_samples(name, dtype):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_updates_of_several_views_are_the_means_of_their_gradients(name):
+    model, inputs = build(name, torch.float64, 6)
+    expected = loop(model, squares, inputs, None).unflatten(0, (3, 2)).mean(1)
+    for updates in (
+        gradients(model, squares, inputs, None, views=2),
+        gradients(model, squares, inputs, None).merged(2),
+    ):
+        assert len(updates) == 3
+        assert relative(updates.dense(), expected) < 1e-10
+        assert relative(updates.norms(), expected.norm(dim=1)) < 1e-10
+        assert bool((updates.ceilings_by_parameter() >= (1 - 1e-10) * updates.norms_by_parameter()).all())
+        weights = torch.rand(3, dtype=torch.float64)
+        summed = torch.cat([v.flatten() for v in updates.weighted_sum(weights).values()])
+        assert relative(summed, weights @ expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_gram_with_another_batch_equals_the_dense_product(name):
     model, inputs = build(name, torch.float64)
     other = cast(CASES[name].inputs(3), torch.float64)

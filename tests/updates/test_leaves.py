@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, Summed, Zero, add
+from gnomon.updates.leaves import (
+    Convolution,
+    Dense,
+    Factored,
+    Indexed,
+    Leaf,
+    Masked,
+    Residual,
+    RowProjected,
+    Summed,
+    Zero,
+    add,
+)
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -265,3 +277,46 @@ def test_sequences_of_no_length_are_zero_updates(kind):
     )
     assert not leaf.square_norms().any()
     assert not leaf.gram(leaf).any()
+
+
+@st.composite
+def derived(draw: st.DrawFn) -> list[tuple[Leaf, Tensor]]:
+    """Leaves with a mask, minus a projection, or with projected rows, around leaves of any kind."""
+    maker, made = Maker(draw), []
+    for leaf, matrix in draw(pairs()):
+        shape, size = leaf.shape, len(leaf)
+        kind = draw(st.sampled_from(["masked", "residual", "projected"]))
+        if kind == "masked":
+            mask = (maker.normal(*shape) > 0).double()
+            made.append((Masked(leaf, mask), matrix * mask))
+        elif kind == "residual":
+            vectors, coefficients = maker.normal(2, *shape), maker.normal(size, 2)
+            taken = torch.tensordot(coefficients, vectors, 1)
+            made.append((Residual(leaf, Dense(vectors), coefficients), matrix - taken))
+        else:
+            directions, scales = F.normalize(maker.normal(shape[0], 1, shape[1]), dim=2), maker.normal(shape[0])
+            shares = torch.einsum("brc,rmc->br", matrix, directions)[:, :, None]
+            made.append(
+                (RowProjected(leaf, directions, scales), (matrix - shares * directions[:, 0]) * scales[:, None])
+            )
+    return made
+
+
+@few
+@given(made=derived())
+def test_leaves_around_leaves_equal_their_dense_form(made):
+    check(made)
+
+
+@few
+@given(made=pairs() | grouped() | convolutions() | derived(), views=st.integers(2, 3), records=st.integers(1, 3))
+def test_merged_leaves_equal_the_mean_of_the_dense_updates_of_each_record(made, views, records):
+    (leaf, matrix), other = made
+    samples = torch.arange(views * records) % len(leaf)
+    samples[-1] = 0
+    merged = leaf.select(samples).merged(views)
+    check([(merged, matrix[samples].unflatten(0, (records, views)).mean(1)), other])
+    assert (merged.square_ceilings() >= (1 - 1e-10) * merged.square_norms()).all()
+    twice = leaf.select(samples.repeat_interleave(2)).merged(2).merged(views)
+    assert len(twice) == records
+    torch.testing.assert_close(twice.dense().sum(0), matrix[samples].sum(0) / views, rtol=1e-10, atol=1e-10)

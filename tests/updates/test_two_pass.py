@@ -69,6 +69,23 @@ def test_norms_and_sums_equal_a_loop_of_single_samples(model):
     assert all(not module._forward_hooks and "forward" not in vars(module) for module in model.modules())
 
 
+def test_several_views_are_measured_and_summed_without_their_gradients(model):
+    tokens = TOKENS.repeat_interleave(2, 0).roll(1, 1).clone()
+    tokens[::2] = TOKENS
+    expected = loop(model, squares, tokens, None).unflatten(0, (5, 2)).mean(1)
+    updates = gradients(model, squares, tokens, None, views=2)
+    assert isinstance(updates, TwoPassUpdates)
+    assert len(updates) == 5
+    torch.testing.assert_close(updates.norms(), expected.norm(dim=1))
+    weights = torch.rand(5, dtype=D)
+    summed = torch.cat([value.flatten() for value in updates.weighted_sum(weights).values()])
+    torch.testing.assert_close(summed, weights @ expected)
+    assert "_full" not in vars(updates), "gradients were kept in full"
+    torch.testing.assert_close(updates.dense(), expected)
+    per_parameter = updates.weighted_sum(weights[:, None].expand(5, len(updates.names)).contiguous())
+    torch.testing.assert_close(torch.cat([value.flatten() for value in per_parameter.values()]), weights @ expected)
+
+
 @pytest.mark.parametrize("rule", [Flat(), PerLayer()])
 def test_a_release_is_that_of_the_same_model_without_checkpoints(model, rule):
     plain = copy.deepcopy(model)

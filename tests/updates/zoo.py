@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from gnomon.models import StandardisedConv2d
+
 
 def squares(outputs: Any, targets: Any) -> Tensor:
     """A loss of one number a sample on any outputs, batch first."""
@@ -242,6 +244,10 @@ CASES: dict[str, Case] = {
     "conv2d few positions": Case(lambda: nn.Conv2d(8, 16, 3), images(8, 4, 4)),
     "conv2d many channels": Case(lambda: nn.Conv2d(16, 32, 3, padding=1), images(16, 3, 3)),
     "conv2d uneven stride": Case(lambda: nn.Conv2d(2, 3, 2, stride=3), images(2, 9, 10)),
+    "standardised convolution": Case(
+        lambda: nn.Sequential(StandardisedConv2d(3, 4, 3, stride=2, padding=1), nn.Tanh(), StandardisedConv2d(4, 6, 2)),
+        images(3, 7, 6),
+    ),
     "conv3d": Case(lambda: nn.Conv3d(2, 4, 2, stride=(1, 2, 1), padding=1, groups=2), images(2, 4, 5, 4)),
     "embedding": Case(lambda: nn.Embedding(11, 6), tokens(4, 11)),
     "embedding with padding": Case(lambda: nn.Embedding(5, 6, padding_idx=2), tokens(8, 5)),

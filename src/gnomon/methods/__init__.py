@@ -34,6 +34,7 @@ from gnomon.methods.routes import (
 )
 from gnomon.methods.steps import ConstrainedDescent, Descent, Step, Term
 from gnomon.methods.update_spaces import UpdateSpace, ZeroSum, softmax_head
+from gnomon.methods.views import Augmentation, CropAndFlip, Views
 
 __all__ = [
     "CLIP_AFTER_SKETCH",
@@ -42,9 +43,11 @@ __all__ = [
     "METHODS",
     "PER_SAMPLE_NORMALISER",
     "PUBLISHED_WHOLE_BATCH_NORMALISER",
+    "Augmentation",
     "ClipThenProject",
     "ClipThenSketch",
     "ConstrainedDescent",
+    "CropAndFlip",
     "Descent",
     "Form",
     "LocalSteps",
@@ -55,6 +58,7 @@ __all__ = [
     "Term",
     "Update",
     "UpdateSpace",
+    "Views",
     "ZeroSum",
     "comp_gd",
     "comp_minibatch",

@@ -24,12 +24,25 @@ Update = Callable[..., Updates]
 """A function (model, loss, inputs, targets) -> updates of the samples. It may have the attributes `name` (the text used
 in statements), `displaces` (whether updates are displacements rather than gradients; default: False) and `unit` (the
 step size that the length of an update contains; default: 1). If it has a keyword parameter `layouts`, it is passed the
-cache of model layouts of the run, for `gradients` and `local_sgd`."""
+cache of model layouts of the run, for `gradients` and `local_sgd`; if it has a keyword parameter `step`, the number of
+the step, which is public, or 0 in the checks before the first step. An update must be a function of these arguments: it
+must not keep state between calls. A step is refused if it changes the state of the object in the attribute `watched`
+(default: none)."""
 
 
 def with_layouts(update: Update, layouts: Layouts) -> Update:
     """Return an update with a cache of model layouts, if it accepts one."""
     return partial(update, layouts=layouts) if "layouts" in inspect.signature(update).parameters else update
+
+
+def at_step(update: Update, step: int) -> Update:
+    """Return an update with the number of the step, if it accepts one.
+
+    >>> from gnomon.methods import Views
+    >>> at_step(Views(2), 7).keywords, at_step(gradients, 7) is gradients
+    ({'step': 7}, True)
+    """
+    return partial(update, step=step) if "step" in inspect.signature(update).parameters else update
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,15 @@ from gnomon.models.networks import (
     text,
 )
 from gnomon.models.registry import NAMES, build, default_model, model_for_shape
+from gnomon.models.wide_resnets import StandardisedConv2d, WideBlock, wide_resnet, wrn_10_1, wrn_16_4
 
 __all__ = [
     "NAMES",
     "ResidualBlock",
     "SparseLinear",
+    "StandardisedConv2d",
     "Symbols",
+    "WideBlock",
     "build",
     "default_model",
     "lenet",
@@ -31,4 +34,7 @@ __all__ = [
     "resnet20",
     "small_cnn",
     "text",
+    "wide_resnet",
+    "wrn_10_1",
+    "wrn_16_4",
 ]

@@ -21,6 +21,7 @@ from gnomon.models.networks import (
     small_cnn,
     text,
 )
+from gnomon.models.wide_resnets import wrn_10_1, wrn_16_4
 from gnomon.validate import whole
 
 _FACTORIES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
@@ -29,6 +30,8 @@ _FACTORIES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "lenet": lenet,
     "mlp": mlp,
     "resnet20": resnet20,
+    "wrn-10-1": wrn_10_1,
+    "wrn-16-4": wrn_16_4,
     "text": text,
     "logistic": logistic,
     "linear": linear,

@@ -9,6 +9,7 @@ import torch
 
 from gnomon.audit.attack_data import Probe, probe_loss
 from gnomon.data import Records
+from gnomon.methods import Views
 from gnomon.runs.builders import build_method, build_trainer, prepare
 from gnomon.runs.builders.method import methods_with
 from gnomon.runs.config import TrainConfig
@@ -46,9 +47,10 @@ def _on_probe(config: TrainConfig, planned: Trainer) -> Trainer:
         config = dataclasses.replace(config, rank=RANK)
     model = Probe(SIZE)
     claimed = planned.mechanism
-    mechanism = dataclasses.replace(
-        claimed, method=build_method(config, public), steps=claimed.last_step, target_epsilon=None
-    )
+    method = build_method(dataclasses.replace(config, views=None, augmentation="none"), public)
+    if isinstance(claimed.method.update, Views):  # records of the probe are not images: all their views are the same
+        method = dataclasses.replace(method, update=Views(claimed.method.update.views))
+    mechanism = dataclasses.replace(claimed, method=method, steps=claimed.last_step, target_epsilon=None)
     return Trainer(
         model,
         probe_loss,

@@ -133,8 +133,8 @@ class TrainConfig(Config):
     )
     model: str | None = setting(
         None,
-        "model: cnn, cnn-small, lenet, mlp, resnet20, text, logistic, linear, or package.module:Class "
-        "(default: chosen for the data set)",
+        "model: cnn, cnn-small, lenet, mlp, resnet20, wrn-10-1, wrn-16-4, text, logistic, linear, or "
+        "package.module:Class (default: chosen for the data set)",
         group="data",
     )
     recipe: str | None = setting(
@@ -250,6 +250,12 @@ class TrainConfig(Config):
     local_momentum: float = setting(
         0.0, "momentum within the local steps of one sample", group=LOCAL_STEPS, methods=("dp-lsgd",)
     )
+    views: int | None = setting(
+        None,
+        "random views of each record in a step, whose mean gradient is clipped once, with any method that takes no "
+        "local steps (default: 1 with an augmentation); a physical batch computes this many rows for each record",
+    )
+    augmentation: str = setting("none", "random change of the images that makes their views", ("none", "crop-and-flip"))
     constraint: str | None = setting(
         None, "set to which the weights are constrained: l1:5, l2:1, simplex, box:-1,1, group:5,10, nuclear:5,10",
         group=COMPRESSED, methods=COMP,
@@ -286,6 +292,10 @@ class TrainConfig(Config):
         1, "epochs between two evaluations on the test records; the last epoch is always evaluated", group="run"
     )
     ema_decay: float | None = setting(None, "keep an exponential moving average of the weights, for example 0.99")
+    ema_schedule: str = setting(
+        "constant", "decay of the moving average: constant, or rising from 0.18 after the first step to --ema-decay",
+        ("constant", "warm-up"),
+    )  # fmt: skip
     seed: int = setting(0, "seed of the initial weights; noise and sampling are never seeded by it", group="run")
     split_seed: int = setting(0, "seed of the draw of private and public records", group="data")
     insecure_noise_seed: int | None = setting(

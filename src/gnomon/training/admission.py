@@ -16,7 +16,8 @@ from gnomon.data.loader import RecordTypeError
 from gnomon.errors import DataError, StateError
 from gnomon.ledger.session import LedgerSession
 from gnomon.memory import return_freed_memory
-from gnomon.methods import Method, Update
+from gnomon.methods import Method
+from gnomon.methods.method import at_step
 from gnomon.release import SecureNoise
 from gnomon.sampling.draws import check_size, shuffle
 from gnomon.training.checks.independence import FEW, CoordinateMap, enough, few, refuse_dependence, refuse_padding
@@ -54,9 +55,16 @@ class _Checked(NamedTuple):
         return all(one is two for one, two in zip(self.modules, other.modules, strict=True))
 
 
-def _alike(one: Update, two: Update) -> bool:
-    """Return whether two updates run the same code, possibly with other numbers."""
-    return one == two or (dataclasses.is_dataclass(one) and type(one) is type(two))
+def _alike(one: Any, two: Any) -> bool:
+    """Return whether two updates, or two of their settings, run the same code, possibly with other numbers."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, bool | int | float | str | Tensor | nn.Module):
+        return True
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(_alike(getattr(one, name), getattr(two, name)) for name in names)
+    return bool(one == two)
 
 
 class Admission:
@@ -111,7 +119,7 @@ class Admission:
             refuse_dependence(
                 self.model,
                 _naming(loss, name),
-                method.update_with(self.layouts),
+                at_step(method.update_with(self.layouts), 0),
                 inputs,
                 targets,
                 rule=method.clip_rule,
@@ -162,7 +170,7 @@ class Admission:
                 some = take_rows((inputs, targets), slice(FEW))
                 self.check(method, loss, some[0], some[1], name="batch")
                 self._collated = True
-            refuse_padding(self.model, loss, method.update_with(self.layouts), inputs, targets)
+            refuse_padding(self.model, loss, at_step(method.update_with(self.layouts), 0), inputs, targets)
         self._shapes.add(shape)
 
     def refuse_exchanged(self, method: Method, loss: Loss) -> None:

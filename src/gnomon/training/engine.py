@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from gnomon.clipping import ClipRule
 from gnomon.errors import StateError
 from gnomon.memory import reuse_freed_memory
-from gnomon.methods import Method
+from gnomon.methods import Method, Update
+from gnomon.methods.method import at_step
 from gnomon.release import Admitted, Door, NoiseSource, SecureNoise, ordering
 from gnomon.release.door import admission
 from gnomon.subspaces import Basis, StepContext
@@ -153,7 +154,7 @@ class PrivateStep:
         self._open: _OpenStep | None = None
         self._basis: tuple[Hashable, Basis] | None = None
         self._checked_rule: ClipRule | None = None
-        self._snapshot: tuple[Loss, Snapshot] | None = None
+        self._snapshot: tuple[Loss, Any, Snapshot] | None = None
         self._multiple, self._order = multiple(mechanism.expected_batch_size), ordering(self.noise)
 
     # -- a step ----------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class PrivateStep:
         context = dataclasses.replace(self.context(), step=number, randomness=own)
         with untouched(self.model):
             basis = self.method.subspace.basis(context)
-            updates = self._update(self.model, self.loss, inputs, targets)
+            updates = at_step(self._update, number)(self.model, self.loss, inputs, targets)
         admitted = admission(self._as_clipped(basis, updates, own), self.method.clip_rule, self.mechanism.max_grad_norm)
         return self._view(context, basis, updates, admitted)
 
@@ -274,7 +275,7 @@ class PrivateStep:
 
     def verify_contents(self) -> None:
         """Refuse a large tensor whose contents changed without an increase of torch's version counter."""
-        if self._snapshot is not None and (touched := self._snapshot[1].verify_contents()):
+        if self._snapshot is not None and (touched := self._snapshot[2].verify_contents()):
             refuse_touched(touched)
 
     def state_dict(self) -> dict[str, int]:
@@ -335,11 +336,13 @@ class PrivateStep:
             self._checked_rule = self.method.clip_rule
 
     def _take_snapshot(self) -> Snapshot:
-        """Return a snapshot of model and loss before the step reads any record."""
-        if self._snapshot is None or self._snapshot[0] is not self.loss:
-            self._snapshot = self.loss, Snapshot({"": self.model, "loss": self.loss})
-        self._snapshot[1].note(contents=True if self.taken + 1 >= self.mechanism.last_step else None)
-        return self._snapshot[1]
+        """Return a snapshot of model, loss and what the update lets watch, before the step reads any record."""
+        watched = getattr(self.method.update, "watched", None)
+        if self._snapshot is None or self._snapshot[0] is not self.loss or self._snapshot[1] is not watched:
+            roots = {"": self.model, "loss": self.loss} | ({} if watched is None else {"update": watched})
+            self._snapshot = self.loss, watched, Snapshot(roots)
+        self._snapshot[2].note(contents=True if self.taken + 1 >= self.mechanism.last_step else None)
+        return self._snapshot[2]
 
     def _as_clipped(self, basis: Basis, updates: Updates, noise: NoiseSource) -> Updates:
         """Return the updates in the coordinates in which they are clipped."""
@@ -353,21 +356,22 @@ class PrivateStep:
         the records of a batch that fails are computed one by one, and records that fail alone add nothing.
         """
         placed = place(inputs, targets, self._multiple, self.max_physical_batch_size, self._order)
+        update = at_step(self._update, self.taken)
         try:
-            updates = self._update(self.model, self.loss, placed.inputs, placed.targets)
+            updates = update(self.model, self.loss, placed.inputs, placed.targets)
         except Exception:
             if not self.untrusted_weights:
                 raise
-            yield from self._one_by_one(placed)
+            yield from self._one_by_one(update, placed)
         else:
             yield updates, placed.counts
 
-    def _one_by_one(self, placed: Placed) -> Iterator[tuple[Updates, Tensor]]:
+    def _one_by_one(self, update: Update, placed: Placed) -> Iterator[tuple[Updates, Tensor]]:
         """Yield the updates of the records of a batch that can be computed alone."""
         for row in placed.counts.nonzero().flatten().tolist():
             inputs, targets = take_rows((placed.inputs, placed.targets), slice(row, row + 1))
             try:
-                updates = self._update(self.model, self.loss, inputs, targets)
+                updates = update(self.model, self.loss, inputs, targets)
             except Exception:  # whatever the error is, the record adds nothing
                 continue
             yield updates, placed.counts[row : row + 1]

@@ -88,10 +88,12 @@ class Trainer:
         accountant: "pld" (default, tight), "rdp", "rdp-classic" or "gdp" (no guarantee).
         adjacency: which data sets are neighbours: "add-remove", "zero-out" or "replace-one".
         mechanism: the claim as one object, in the place of the settings from `method` to `adjacency`.
-        max_physical_batch_size: the largest number of records in one forward pass; logical batches may be larger.
+        max_physical_batch_size: the largest number of records in one forward pass; logical batches may be larger. With
+            several views of each record, the model computes that many times as many rows.
         scheduler: a learning rate scheduler, moved after every `scheduler_every`: "epoch" or "step".
         scheduler_every: see `scheduler`.
         ema_decay: keeps an exponential moving average of the weights, which is evaluated and returned as `final`.
+        ema_schedule: "constant", or "warm-up" for the decay `min(ema_decay, (1 + t) / (10 + t))` in step t.
         noise: the source of noise and batches (default: secure). A seeded source gives no privacy.
         example: a few made-up records (inputs, targets) to check the model with, in the place of private ones.
         notes: sentences to add to the statement.
@@ -143,6 +145,7 @@ class Trainer:
         scheduler: LRScheduler | None = None,
         scheduler_every: str = "epoch",
         ema_decay: float | None = None,
+        ema_schedule: str = "constant",
         noise: NoiseSource | None = None,
         example: tuple[Any, Any] | None = None,
         notes: Sequence[str] = (),
@@ -203,7 +206,7 @@ class Trainer:
         )
         self.scheduler, self.scheduler_every = scheduler, scheduler_every
         self.progress, self.notes = progress, tuple(notes)
-        self.average = averaging(model, optimizer, ema_decay, always=mechanism.method.average)
+        self.average = averaging(model, optimizer, ema_decay, always=mechanism.method.average, schedule=ema_schedule)
         self.admission = Admission(
             model,
             mechanism.sampler,

@@ -8,7 +8,7 @@ updates.norms(); updates.gram(other); updates.weighted_sum(w); updates.dense(); 
 from gnomon.losses import Loss, per_sample
 from gnomon.updates.gradients import gradients
 from gnomon.updates.layouts import Layouts
-from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, Zero
+from gnomon.updates.leaves import Convolution, Dense, Factored, Indexed, Leaf, RowProjected, Zero
 from gnomon.updates.local import LocalDescent, local_sgd
 from gnomon.updates.rules import forward_rule, rule
 from gnomon.updates.updates import Updates
@@ -22,6 +22,7 @@ __all__ = [
     "Leaf",
     "LocalDescent",
     "Loss",
+    "RowProjected",
     "Updates",
     "Zero",
     "forward_rule",

@@ -39,6 +39,7 @@ def backward(
     convert: Callable[[Leaf], Leaf] = lambda leaf: leaf,
     drift: Mapping[str, Leaf] | None = None,
     memo: Memo | None = None,
+    views: int = 1,
 ) -> tuple[dict[str, Leaf], Tensor]:
     """Compute the per-sample gradients by parameter name, and the per-sample losses.
 
@@ -52,6 +53,8 @@ def backward(
         convert: may change the form of a leaf as soon as it is built.
         drift: the displacement of each sample's own parameters from those of the model, by name, in local steps.
         memo: outputs of shared parameters that several calls with the same inputs have in common.
+        views: the number of consecutive samples that are views of one record. Leaves are merged as soon as they are
+            built, and then converted; losses are those of the samples.
     """
     trainable = trainable_parameters(model)
     if size == 0:
@@ -60,10 +63,10 @@ def backward(
     if layout.uncovered and drift is not None:
         raise NeedsCopies(", ".join(sorted(layout.uncovered)))
     drifted = None if drift is None else DriftedModel(drift, layout.batch, {} if memo is None else memo)
-    collector = Collector(layout, convert)
+    collector = Collector(layout, convert, views=views)
     forward = ForwardPass(model, loss, inputs, targets, size, layouts, collector, drifted)
     leaves = collector.leaves(forward, forward.differentiate(collector))
-    return for_all(trainable, leaves, size), lowest_precision(forward.losses, trainable)
+    return for_all(trainable, leaves, size // views), lowest_precision(forward.losses, trainable)
 
 
 def for_all(trainable: Mapping[str, nn.Parameter], leaves: Mapping[str, Leaf], size: int) -> dict[str, Leaf]:
@@ -187,6 +190,7 @@ class Collector:
         convert: may change the form of a leaf as soon as it is built.
         watch_order: whether to note the lengths of the gradients of each sample.
         builds: whether to build leaves.
+        views: the number of consecutive samples that are views of one record.
     """
 
     def __init__(
@@ -195,8 +199,10 @@ class Collector:
         convert: Callable[[Leaf], Leaf] = lambda leaf: leaf,
         watch_order: bool = False,
         builds: bool = True,
+        views: int = 1,
     ) -> None:
         self.layout, self.convert, self.watch_order, self.builds = layout, convert, watch_order, builds
+        self.views = views
         self.parts: Parts = defaultdict(list)
         self.lengths: dict[Key, Tensor] = {}
         """The length of each sample's gradient at each mark."""
@@ -215,11 +221,14 @@ class Collector:
             self.lengths[mark.key] = _row_lengths(grad, dims[1])
         if self.builds:
             for name, leaf in build(mark, [x], dims, [grad]).items():
-                self.add(name, self._order[mark.key], leaf)
+                self.add(name, self._order[mark.key], self._merged(leaf))
 
     def add(self, name: str, number: int, leaf: Leaf) -> None:
-        """Take the leaf of one use of a parameter."""
+        """Take the leaf of one use of a parameter, one update for each record."""
         self.parts[name].append((number, self.convert(leaf)))
+
+    def _merged(self, leaf: Leaf) -> Leaf:
+        return leaf if self.views == 1 else leaf.merged(self.views)
 
     @torch.no_grad()
     def leaves(self, forward: ForwardPass, grads: list[Tensor | None]) -> dict[str, Leaf]:
@@ -234,11 +243,14 @@ class Collector:
             if any(grad is not None for grad in mark_grads):
                 mark.check_unchanged()
                 for name, leaf in build(mark, mark.inputs, self.layout.batch[mark.key], mark_grads).items():
-                    self.add(name, self._order[mark.key], leaf)
-        add_expanded(self.parts, forward.recorder, grads)
+                    self.add(name, self._order[mark.key], self._merged(leaf))
+        expanded: Parts = defaultdict(list)
+        add_expanded(expanded, forward.recorder, grads)
+        for name, parts in expanded.items():
+            self.parts[name].extend((number, self._merged(leaf)) for number, leaf in parts)
         if self.layout.uncovered:
             for name, leaf in _uncovered_leaves(forward, grads).items():
-                self.parts[name].append((len(self._order), leaf))
+                self.parts[name].append((len(self._order), self._merged(leaf)))
         return summed(self.parts)
 
 

@@ -10,17 +10,19 @@ from gnomon.losses import Loss
 from gnomon.updates.backward import backward
 from gnomon.updates.exact import exact_products
 from gnomon.updates.layouts import Layouts
-from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf
+from gnomon.updates.leaves import Convolution, Dense, Factored, Leaf, RowProjected
 from gnomon.updates.trees import batch_size
 from gnomon.updates.two_pass import TwoPassUpdates, supports_two_passes
-from gnomon.updates.updates import Updates
+from gnomon.updates.updates import Updates, check_views, mean_of_views
 
 DENSE_BYTES = 16 * 2**20
 """The memory that one call may spend on dense gradients in order to save time."""
 
 
 @exact_products()
-def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None) -> Updates:
+def gradients(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None, views: int = 1
+) -> Updates:
     """Compute the gradient of each sample's own loss with respect to every trainable parameter.
 
     Guarantee: the result equals that of a loop of single-sample backward passes, up to rounding, if samples do not
@@ -38,8 +40,11 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layout
         targets: passed to the loss.
         layouts: a cache of model layouts. A caller that computes updates repeatedly passes the same one each time;
             without it, two small forward passes work out the layout in every call.
+        views: the number of consecutive samples that are views of one record. The result has one update for each
+            record, the mean of the gradients of its views, and is that of `Updates.merged` in less memory.
 
     Raises:
+        SettingError: the number of samples is no multiple of `views`.
         GnomonError: per-sample gradients of this model and loss cannot be computed.
 
     >>> import torch
@@ -50,10 +55,13 @@ def gradients(model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layout
     tensor([[-3., -4., -1.]])
     """
     size, known = batch_size(inputs), layouts or Layouts()
+    check_views(views, size)
     if size and supports_two_passes(known.of(model, inputs)):
-        return TwoPassUpdates(model, loss, inputs, targets, size, known)
-    leaves, losses = backward(model, loss, inputs, targets, size, layouts=known, convert=DenseWithinBudget())
-    return Updates(leaves, losses)
+        return TwoPassUpdates(model, loss, inputs, targets, size, known, views)
+    leaves, losses = backward(
+        model, loss, inputs, targets, size, layouts=known, convert=DenseWithinBudget(), views=views
+    )
+    return Updates(leaves, mean_of_views(losses, views))
 
 
 class DenseWithinBudget:
@@ -77,6 +85,11 @@ def cheapest(leaf: Leaf, budget: int) -> Leaf:
     its memory. Measured, that saves time up to r = 2. A convolution has to extract its windows for the norms anyway,
     from which the dense form is one product away, so that it saves time up to larger r.
     """
+    if isinstance(leaf, RowProjected):
+        inner = cheapest(leaf.leaf, budget)
+        if inner is leaf.leaf or not isinstance(inner, Dense):
+            return leaf
+        return Dense(leaf.mapped(inner.values), inner.square_ceilings() * leaf.factor)
     if not isinstance(leaf, Factored | Convolution) or leaf.length == 1:
         return leaf
     dense_size = len(leaf) * leaf.shape.numel()

@@ -22,7 +22,7 @@ from gnomon.updates.layout import Layout
 from gnomon.updates.layouts import Layouts
 from gnomon.updates.leaves import Leaf
 from gnomon.updates.leaves.leaf import HUGE
-from gnomon.updates.updates import Updates
+from gnomon.updates.updates import Updates, mean_of_views
 
 LEAST_WEIGHT = 1e-20
 """The smallest weight with which a loss is differentiated; below it float32 could lose gradients to underflow."""
@@ -51,6 +51,7 @@ class TwoPassUpdates(Updates):
         targets: passed to the loss.
         size: the number of samples.
         layouts: the cache of model layouts.
+        views: the number of consecutive samples that are views of one record.
 
     >>> from torch.utils.checkpoint import checkpoint
     >>> class Model(nn.Module):
@@ -65,17 +66,27 @@ class TwoPassUpdates(Updates):
     ('TwoPassUpdates', tensor([2.4490, 2.4490, 2.4490], dtype=torch.float64))
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, size: int, layouts: Layouts) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Any,
+        targets: Any,
+        size: int,
+        layouts: Layouts,
+        views: int = 1,
+    ) -> None:
         self._parameters = trainable_parameters(model)
-        self._collector = _Measuring(layouts.of(model, inputs))
+        self._views = views
+        self._collector = _Measuring(layouts.of(model, inputs), views)
         self._forward = ForwardPass(model, loss, inputs, targets, size, layouts, self._collector)
         rest = self._collector.leaves(self._forward, self._forward.differentiate(self._collector, retain_graph=True))
         self._measured = self._collector.measured | {name: _measure(leaf) for name, leaf in rest.items()}
-        self.losses = lowest_precision(self._forward.losses, self._parameters)
+        self.losses = mean_of_views(lowest_precision(self._forward.losses, self._parameters), views)
 
     @cached_property
     def _full(self) -> dict[str, Leaf]:
-        collector = Collector(self._forward.layout)
+        collector = Collector(self._forward.layout, views=self._views)
         self._collector.successor = collector
         leaves = collector.leaves(self._forward, self._forward.differentiate(collector, retain_graph=True))
         return for_all(self._parameters, leaves, len(self))
@@ -102,13 +113,15 @@ class TwoPassUpdates(Updates):
 
     @exact_products()
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        usable = weights.dim() == 1 and len(weights) == len(self)
+        usable, given = weights.dim() == 1 and len(weights) == len(self), weights
         if not usable or "_full" in vars(self) or not self._forward.losses.requires_grad:
             return super().weighted_sum(weights)
+        if self._views > 1:
+            weights = weights.repeat_interleave(self._views) / self._views
         used = weights[weights != 0].abs()
         largest = max((measured.largest for measured in self._measured.values()), default=0.0)
         if not largest < HUGE or (len(used) and float(used.min()) < LEAST_WEIGHT):
-            return super().weighted_sum(weights)  # takes care of subnormal products
+            return super().weighted_sum(given)  # takes care of subnormal products
         expanded = self._forward.recorder.expanded
         edges = [get_gradient_edge(p) for p in self._parameters.values()]
         edges += [get_gradient_edge(part.value) for part in expanded]
@@ -122,7 +135,7 @@ class TwoPassUpdates(Updates):
             if grad is not None:
                 sums[part.name] = sums[part.name] + part.per_sample(grad).sum(0)
         if not all(bool(torch.isfinite(total.sum())) for total in sums.values()):
-            return super().weighted_sum(weights)  # zero times the loss of a sample that is not finite
+            return super().weighted_sum(given)  # zero times the loss of a sample that is not finite
         return sums
 
 
@@ -138,8 +151,8 @@ class _Measured(NamedTuple):
 class _Measuring(Collector):
     """Measures leaves as they arrive; it keeps those of parameters that are used more than once, for cross terms."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def __init__(self, layout: Layout, views: int) -> None:
+        super().__init__(layout, views=views)
         self.measured: dict[str, _Measured] = {}
         uses = [name for names in layout.covered.values() for name in names]
         self._single = {name for name in uses if uses.count(name) == 1}

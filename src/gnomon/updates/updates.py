@@ -11,6 +11,8 @@ from torch import Tensor
 
 from gnomon.errors import SettingError
 from gnomon.updates.leaves import Dense, Leaf, Masked
+from gnomon.updates.leaves.leaf import joined
+from gnomon.validate import whole
 
 
 class Updates:
@@ -147,6 +149,48 @@ class Updates:
         """Return the updates of the samples `index`."""
         return Updates({name: leaf.select(index) for name, leaf in self.leaves.items()}, self.losses[index])
 
+    def merged(self, views: int) -> Updates:
+        """Return the updates of records of which each has `views` consecutive samples: the means of their updates.
+
+        Losses are averaged too. No per-sample update is written out: factored leaves become leaves with more factors.
+
+        Args:
+            views: the number of samples of each record.
+
+        Raises:
+            SettingError: the number of samples is no multiple of `views`.
+
+        >>> updates = Updates({"weight": Dense(torch.tensor([[1.0], [3.0], [5.0], [5.0]]))}, torch.zeros(4))
+        >>> updates.merged(2).dense()
+        tensor([[2.],
+                [5.]])
+        """
+        check_views(views, len(self))
+        if views == 1:
+            return self
+        merged = {name: leaf.merged(views) for name, leaf in self.leaves.items()}
+        return Updates(merged, mean_of_views(self.losses, views))
+
     def __repr__(self) -> str:
         forms = ", ".join(f"{name}: {type(leaf).__name__}" for name, leaf in self.leaves.items())
         return f"Updates of {len(self)} samples ({forms})"
+
+
+def check_views(views: int, samples: int) -> None:
+    """Raise SettingError unless samples can be divided into records of `views` samples each.
+
+    >>> check_views(2, 5)
+    Traceback (most recent call last):
+    gnomon.errors.SettingError: views = 2 is invalid; expected a divisor of the number of samples, 5
+    """
+    if samples % whole("views", views):
+        raise SettingError("views", views, f"a divisor of the number of samples, {samples}")
+
+
+def mean_of_views(values: Tensor, views: int) -> Tensor:
+    """Return the mean over the consecutive views of each record, (records, ...); with one view, the values themselves.
+
+    >>> mean_of_views(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
+    tensor([2., 5.])
+    """
+    return values if views == 1 else joined(values, views).mean(1)

@@ -21,7 +21,7 @@ from gnomon.errors import SettingError
 from gnomon.federated.message import Message
 from gnomon.federated.strategies.component import Component, LocalRound
 from gnomon.methods import Method, Update
-from gnomon.methods.method import with_layouts
+from gnomon.methods.method import at_step, with_layouts
 from gnomon.updates import Layouts, Loss, Updates, gradients
 from gnomon.updates.trees import call
 
@@ -108,8 +108,19 @@ class ContrastiveUpdate:
     def displaces(self) -> bool:
         return bool(getattr(self.inner, "displaces", False))
 
+    @property
+    def watched(self) -> Any:
+        return getattr(self.inner, "watched", None)
+
     def __call__(
-        self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, *, layouts: Layouts | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Any,
+        targets: Any,
+        *,
+        layouts: Layouts | None = None,
+        step: int = 0,
     ) -> Updates:
         # the wrapper of the model in training is kept, because layouts are cached by module
         local = self.local if self.local.model is model else WithFeatures(model)
@@ -120,7 +131,8 @@ class ContrastiveUpdate:
             term = contrastive_loss(outputs[1], targets[1], targets[2], self.temperature)
             return loss(outputs[0], targets[0]) + self.weight * term
 
-        inner = self.inner if layouts is None else with_layouts(self.inner, layouts)
+        inner = at_step(self.inner, step)
+        inner = inner if layouts is None else with_layouts(inner, layouts)
         updates = inner(local, joint_loss, inputs, (targets, near, far))
         return Updates({name.removeprefix("model."): leaf for name, leaf in updates.leaves.items()}, updates.losses)
 

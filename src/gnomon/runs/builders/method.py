@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon import clipping
+from gnomon import clipping, validate
 from gnomon.data import Records
 from gnomon.errors import SettingError
-from gnomon.methods import FORMS, METHODS, LocalSteps, Method
+from gnomon.methods import FORMS, METHODS, Augmentation, CropAndFlip, LocalSteps, Method, Views
 from gnomon.runs.config import FAIR, TrainConfig, default_settings
 from gnomon.runs.setting_names import dashed
 
@@ -56,6 +56,10 @@ LOCAL_SETTINGS = {"local_steps": "steps", "local_lr": "lr", "local_momentum": "m
 """Settings of local steps, which every method accepts, and the parameters of methods that always take local steps."""
 
 
+AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop-and-flip": CropAndFlip()}
+"""Augmentations by the name of the setting."""
+
+
 def build_method(config: TrainConfig, public: Records) -> Method:
     """Return the method that a config describes.
 
@@ -90,7 +94,7 @@ def build_method(config: TrainConfig, public: Records) -> Method:
                 value=getattr(config, setting),
             )
         arguments[parameter.name] = parameter.convert(getattr(config, setting))
-    return _with_local_steps(config, METHODS[config.method](**arguments))
+    return _with_views(config, _with_local_steps(config, METHODS[config.method](**arguments)))
 
 
 def _refuse_clipping(config: TrainConfig) -> None:
@@ -117,6 +121,28 @@ def _with_local_steps(config: TrainConfig, method: Method) -> Method:
         return method
     steps = LocalSteps().steps if config.local_steps is None else config.local_steps
     return dataclasses.replace(method, update=LocalSteps(steps, config.local_lr, config.local_momentum))
+
+
+def _with_views(config: TrainConfig, method: Method) -> Method:
+    """Return the method with the views of the config as its update."""
+    if config.augmentation not in AUGMENTATIONS:
+        raise SettingError("augmentation", config.augmentation, f"one of {', '.join(AUGMENTATIONS)}")
+    augmentation = AUGMENTATIONS[config.augmentation]
+    if config.views is None and augmentation is None:
+        return method
+    views = Views(1 if config.views is None else validate.whole("views", config.views), augmentation)
+    if method.displaces:
+        name, value = ("augmentation", config.augmentation) if config.views is None else ("views", config.views)
+        problem = "views cannot be combined with local steps: remove one of the two"
+        raise SettingError.with_message(f"{name} = {value}: {problem}", name=name, value=value)
+    if augmentation is None and views.views > 1:
+        raise SettingError.with_message(
+            f"views = {views.views} has no effect without an augmentation, because all views are equal: set "
+            "augmentation to crop-and-flip, or remove views",
+            name="views",
+            value=views.views,
+        )
+    return dataclasses.replace(method, update=views)
 
 
 def methods_with(setting: str) -> list[str]:

@@ -17,7 +17,7 @@ from gnomon.runs.setting_names import dashed
 
 OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "weight_decay", "lr_schedule", "lr",
                 "epochs", "batch_size", "max_grad_norm", "noise_multiplier", "warm_start", "loss", "local_steps",
-                "ema_decay", "whitening_directions", "whitening_lam", "public_copies", "known_space",
+                "ema_decay", "ema_schedule", "views", "augmentation", "whitening_directions", "whitening_lam", "public_copies", "known_space",
                 "public_weight_decay")  # fmt: skip
 """Settings that a recipe chooses."""
 

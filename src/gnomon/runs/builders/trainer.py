@@ -86,6 +86,10 @@ def build_trainer(
     >>> build_trainer(TrainConfig(epochs=1.0), source, source.train[:0], progress=False).mechanism.steps
     6
     """
+    if config.augmentation != "none" and len(source.input_shape) != 3:
+        shape = "x".join(map(str, source.input_shape))
+        expected = f"none for {source.name}, whose records have the shape {shape}: only images can be augmented"
+        raise SettingError("augmentation", config.augmentation, expected)
     model = build_model(config, source, public)
     optimizer = _optimizer(config, model)
     size = declared_size(config, source)
@@ -116,6 +120,7 @@ def build_trainer(
         scheduler=scheduler,
         scheduler_every=scheduler_every,
         ema_decay=config.ema_decay,
+        ema_schedule=config.ema_schedule,
         noise=SecureNoise() if seed is None else SeededNoise(seed),
         notes=_notes(config, source, public, feature_map),
         ledger=ledger,

@@ -9,6 +9,7 @@ from gnomon.updates.leaves.factored import Factored
 from gnomon.updates.leaves.indexed import Indexed
 from gnomon.updates.leaves.leaf import Leaf
 from gnomon.updates.leaves.masked import Masked
+from gnomon.updates.leaves.projected import RowProjected
 from gnomon.updates.leaves.residual import Residual
 from gnomon.updates.leaves.summed import Summed, add
 
@@ -20,6 +21,7 @@ __all__ = [
     "Leaf",
     "Masked",
     "Residual",
+    "RowProjected",
     "Summed",
     "Zero",
     "add",

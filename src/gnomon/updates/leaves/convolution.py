@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gnomon.updates.leaves.factored import Factored, Measured
-from gnomon.updates.leaves.leaf import Leaf, amplifies, row_square_norms
+from gnomon.updates.leaves.leaf import Leaf, amplifies, row_square_norms, rows_of
 
 WINDOW_BYTES = 2 * 2**20
 """The size of the windows that are extracted at a time, which are read once and should stay in the cache."""
@@ -21,15 +21,16 @@ class Convolution(Leaf):
     """Updates that are the correlation of each sample's input with its output gradient.
 
     The windows together are larger than the input by a factor of the kernel size, so they are extracted for a few
-    samples at a time.
+    samples at a time. A sample may have several images, its views: the windows of all of them are its windows.
 
     Args:
-        inputs: the padded inputs, (B, C, *space).
-        outputs: the gradients of the outputs, (B, out, *positions).
+        inputs: the padded inputs, (B * views, C, *space).
+        outputs: the gradients of the outputs, (B * views, out, *positions).
         shape: the shape of the weight.
         stride: the stride in each dimension.
         dilation: the dilation in each dimension.
         groups: the number of groups.
+        views: the number of images of each sample, whose correlations are added.
 
     >>> leaf = Convolution(torch.ones(1, 1, 3), torch.ones(1, 1, 2), torch.Size([1, 1, 2]), [1], [1], 1)
     >>> leaf.dense()
@@ -44,12 +45,13 @@ class Convolution(Leaf):
         stride: Sequence[int],
         dilation: Sequence[int],
         groups: int,
+        views: int = 1,
     ) -> None:
         self.inputs, self.outputs, self.shape = inputs, outputs, shape
-        self.stride, self.dilation, self.groups = stride, dilation, groups
+        self.stride, self.dilation, self.groups, self.views = stride, dilation, groups, views
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.inputs) // self.views
 
     @property
     def like(self) -> Tensor:
@@ -57,8 +59,8 @@ class Convolution(Leaf):
 
     @property
     def length(self) -> int:
-        """The number of windows."""
-        return self.outputs.shape[2:].numel()
+        """The number of windows of a sample."""
+        return self.views * self.outputs.shape[2:].numel()
 
     def factored(self, part: slice = slice(None), buffer: Tensor | None = None) -> Factored:
         """Return the windows and output gradients of some samples as the factors of a linear layer.
@@ -70,21 +72,24 @@ class Convolution(Leaf):
             part: the samples.
             buffer: memory for the windows, which a caller that visits one part after the other uses again.
         """
-        x, grad = self.inputs[part].movedim(1, -1).contiguous(), self.outputs[part].movedim(1, -1)
+        images = self._images(part)
+        x, grad = self.inputs[images].movedim(1, -1).contiguous(), self.outputs[images].movedim(1, -1)
         steps, channels = x.stride()[1:-1], x.shape[-1] // self.groups
+        size = len(x) // self.views
         windows = x.as_strided(
-            (len(x), self.groups, *grad.shape[1:-1], *self.shape[2:], channels),
+            (size, self.groups, self.views, *grad.shape[1:-1], *self.shape[2:], channels),
             (
-                x.stride(0),
+                x.stride(0) * self.views,
                 channels,
+                x.stride(0),
                 *[step * jump for step, jump in zip(steps, self.stride, strict=True)],
                 *[step * gap for step, gap in zip(steps, self.dilation, strict=True)],
                 1,
             ),
         )
         copy = x.new_empty(windows.shape) if buffer is None else buffer[: windows.numel()].view(windows.shape)
-        windows = copy.copy_(windows).view(len(x), self.groups, self.length, self.columns)
-        grad = grad.reshape(len(x), self.length, self.groups, self.rows // self.groups).transpose(1, 2)
+        windows = copy.copy_(windows).view(size, self.groups, self.length, self.columns)
+        grad = grad.reshape(size, self.length, self.groups, self.rows // self.groups).transpose(1, 2)
         return Factored(windows, grad, torch.Size([self.rows, self.columns]))
 
     def block(self, start: int, stop: int) -> Tensor:
@@ -97,7 +102,8 @@ class Convolution(Leaf):
     def _block(self, start: int, stop: int) -> Tensor:
         block = self.outputs.new_empty(len(self), stop - start, self.columns)
         buffer = self._buffer()
-        rows = self.outputs.flatten(2)[:, start:stop] if self.groups == 1 and self.outputs.is_contiguous() else None
+        plain = self.groups == self.views == 1 and self.outputs.is_contiguous()
+        rows = self.outputs.flatten(2)[:, start:stop] if plain else None
         for part in self._parts():
             factored = self.factored(part, buffer)
             if rows is None:
@@ -124,9 +130,11 @@ class Convolution(Leaf):
         sizes = zip(self.stride, self.shape[2:], self.dilation, strict=True)
         times = math.prod(-(-size * math.gcd(step, gap) // step) for step, size, gap in sizes)
         a, b = (
-            row_square_norms(factor.reshape(len(self) * self.groups, factor.shape[1:].numel() // self.groups))
+            row_square_norms(factor.reshape(len(factor) * self.groups, factor.shape[1:].numel() // self.groups))
             for factor in (self._reached_inputs(), self.outputs)
         )
+        if self.views > 1:
+            a, b = (square.view(len(self), self.views, self.groups).sum(1) for square in (a, b))
         return times * (a * b).view(len(self), self.groups).sum(1)
 
     def square_spreads(self) -> Tensor:
@@ -143,7 +151,8 @@ class Convolution(Leaf):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if amplifies(self.inputs):
             return self.double().weighted_sum(weights.double()).to(self.like.dtype)
-        scaled = self.outputs * weights.reshape(-1, *[1] * (self.outputs.dim() - 1))
+        each = weights if self.views == 1 else weights.repeat_interleave(self.views)
+        scaled = self.outputs * each.reshape(-1, *[1] * (self.outputs.dim() - 1))
         space = len(self.stride)
         _, total, _ = torch.ops.aten.convolution_backward(
             scaled,
@@ -170,13 +179,26 @@ class Convolution(Leaf):
         return x
 
     def select(self, index: Tensor) -> Convolution:
-        return self._with(self.inputs[index], self.outputs[index])
+        images = index if self.views == 1 else rows_of(index, self.views)
+        return self._with(self.inputs[images], self.outputs[images])
 
     def double(self) -> Convolution:
         return self._with(self.inputs.double(), self.outputs.double())
 
+    def merged(self, views: int) -> Convolution:
+        """Return the leaf of records that have all images of their views; output gradients become a fraction."""
+        merged = self._with(self.inputs, self.outputs / views)
+        merged.views = views * self.views
+        return merged
+
     def _with(self, inputs: Tensor, outputs: Tensor) -> Convolution:
-        return Convolution(inputs, outputs, self.shape, self.stride, self.dilation, self.groups)
+        return Convolution(inputs, outputs, self.shape, self.stride, self.dilation, self.groups, self.views)
+
+    def _images(self, part: slice) -> slice:
+        """Return the images of some samples."""
+        if self.views == 1 or part == slice(None):
+            return part
+        return slice(part.start * self.views, part.stop * self.views)
 
     @property
     def _part_size(self) -> int:

@@ -8,7 +8,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, add_lower_gram, mirrored, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, add_lower_gram, joined, mirrored, row_square_norms
 
 FEW = 2
 """The largest number of dense matrices whose products with a factored leaf are computed one at a time."""
@@ -109,6 +109,10 @@ class Dense(Leaf):
     def double(self) -> Dense:
         return Dense(self.values.double(), self._ceilings)
 
+    def merged(self, views: int) -> Dense:
+        """Return the means, with the square of the mean length of the views as ceiling: views may cancel."""
+        return Dense(joined(self.values, views).mean(1), joined(self.square_ceilings().sqrt(), views).mean(1).square())
+
 
 class Zero(Leaf):
     """The updates of a parameter that the forward pass did not use: zero for every sample.
@@ -152,3 +156,6 @@ class Zero(Leaf):
 
     def double(self) -> Zero:
         return Zero(self.size, self.shape, self._like.double())
+
+    def merged(self, views: int) -> Zero:
+        return Zero(self.size // views, self.shape, self._like)

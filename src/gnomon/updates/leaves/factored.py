@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnomon.updates.leaves.dense import FEW, Dense
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, HUGE, Leaf, amplifies, row_square_norms
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, HUGE, Leaf, amplifies, joined, row_square_norms
 
 GHOST_BYTES = 4 * 2**20
 """The size of the T x T products of a few samples, which are read several times and should stay in the cache."""
@@ -272,6 +272,18 @@ class Factored(Leaf):
 
     def double(self) -> Factored:
         return Factored(self.inputs.double(), self.outputs.double(), self.shape)
+
+    def merged(self, views: int) -> Factored:
+        """Return factors with the T inputs and output gradients of all views of a record, (records, H, views * T, ...).
+
+        The smaller factor is divided by the number of views. Neither is copied otherwise, if there is one group.
+        """
+        inputs, outputs = (
+            joined(factor, views).transpose(1, 2).flatten(2, 3) for factor in (self.inputs, self.outputs)
+        )
+        if inputs.shape[3] < outputs.shape[3]:
+            return Factored(inputs / views, outputs, self.shape)
+        return Factored(inputs, outputs / views, self.shape)
 
 
 def _largest(*squares: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnomon.updates.leaves.factored import Factored, exact_where_cancelled
-from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf
+from gnomon.updates.leaves.leaf import CHUNK_BYTES, Leaf, joined
 
 
 class Indexed(Leaf):
@@ -166,6 +166,11 @@ class Indexed(Leaf):
 
     def double(self) -> Indexed:
         return Indexed(self.index, self.values.double(), self.shape)
+
+    def merged(self, views: int) -> Indexed:
+        """Return a leaf in which each record adds the values of all its views, divided by the number of views."""
+        index, values = (joined(part, views).flatten(1, 2) for part in (self.index, self.values))
+        return Indexed(index, values / views, self.shape)
 
 
 def _rows_are_cheaper(rows: int, length: int, other_length: int) -> bool:

@@ -54,6 +54,14 @@ class Leaf(ABC):
     def double(self) -> Leaf:
         """Return the leaf in float64."""
 
+    @abstractmethod
+    def merged(self, views: int) -> Leaf:
+        """Return the leaf of records of which each has `views` consecutive samples, whose mean is its update.
+
+        Args:
+            views: the number of samples of each record, at least 2; the number of samples is a multiple of it.
+        """
+
     @property
     @abstractmethod
     def like(self) -> Tensor:
@@ -174,6 +182,25 @@ class Leaf(ABC):
         """Return the number of rows whose blocks of `samples` matrices fit into `CHUNK_BYTES`."""
         row_bytes = max(1, samples * self.columns * self.like.element_size())
         return max(1, CHUNK_BYTES // row_bytes)
+
+
+def joined(values: Tensor, views: int) -> Tensor:
+    """Return values with a dimension for the views of each record, (records, views, ...), without a copy.
+
+    >>> joined(torch.arange(4), 2)
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    return values.unflatten(0, (values.shape[0] // views, views))
+
+
+def rows_of(index: Tensor, views: int) -> Tensor:
+    """Return the positions of all views of the records `index`.
+
+    >>> rows_of(torch.tensor([2, 0]), 3)
+    tensor([6, 7, 8, 0, 1, 2])
+    """
+    return (index[:, None] * views + torch.arange(views, device=index.device)).flatten()
 
 
 def add_lower_gram(total: Tensor, rows: Tensor) -> None:

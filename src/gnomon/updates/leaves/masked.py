@@ -61,6 +61,9 @@ class Masked(Leaf):
     def double(self) -> Masked:
         return Masked(self.leaf.double(), self.mask.double())
 
+    def merged(self, views: int) -> Masked:
+        return Masked(self.leaf.merged(views), self.mask)
+
 
 def _unit(rows: Tensor, lengths: Tensor) -> Tensor:
     """Return rows scaled to unit length in float64; rows of zeros stay zero."""

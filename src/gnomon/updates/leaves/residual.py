@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnomon.updates.leaves.factored import exact_where_cancelled
-from gnomon.updates.leaves.leaf import Leaf
+from gnomon.updates.leaves.leaf import Leaf, joined
 
 LEAST_SHARE = 0.02
 """The share of the square ceiling that a square norm must have to be accurate to about 1e-5 in float32."""
@@ -79,3 +79,6 @@ class Residual(Leaf):
 
     def double(self) -> Residual:
         return Residual(self.leaf.double(), self.vectors.double(), self.coefficients.double())
+
+    def merged(self, views: int) -> Residual:
+        return Residual(self.leaf.merged(views), self.vectors, joined(self.coefficients, views).mean(1))

@@ -68,6 +68,9 @@ class Summed(Leaf):
     def double(self) -> Summed:
         return Summed([part.double() for part in self.parts])
 
+    def merged(self, views: int) -> Summed:
+        return Summed([part.merged(views) for part in self.parts])
+
 
 def add(leaves: Sequence[Leaf]) -> Leaf:
     """Return the sum of leaves of one parameter as one leaf, in the simplest form.
