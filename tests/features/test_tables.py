@@ -41,10 +41,12 @@ def test_the_last_tokens_decide_the_context():
     other = torch.cat([torch.randint(0, 10, (50, 5)), tokens[:, -3:]], 1)
     assert torch.equal(context(tokens), context(other))
     assert torch.allclose(context(tokens).norm(dim=1), torch.ones(50))
-    with pytest.raises(DataError, match="outside"):
-        context(tokens + 5)
-    with pytest.raises(DataError, match="whole numbers"):
-        context(tokens.float())
+    assert torch.equal(context(tokens.float()), context(tokens))
+    for wrong in (tokens + 5, tokens - 1, tokens + 0.5, tokens / 0):
+        with pytest.raises(DataError, match="tokens are 0, 1"):
+            context(wrong)
+    with pytest.raises(DataError, match="T >= 3"):
+        context(tokens[:, :2])
 
 
 def test_small_images_are_scattered_at_a_larger_size():

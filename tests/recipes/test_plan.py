@@ -95,7 +95,10 @@ def facts(shape, public=0, **more):
 
 
 def test_features_follow_from_the_kind_of_data():
-    assert choose("best", facts((1, 28, 28), 100)).features == "scattering"
+    assert choose("best", facts((1, 28, 28), 100)).features == "scattering+patches"
+    assert choose("best", facts((1, 28, 28), 100), distortion="strokes").features == "scattering"
+    assert choose("best", facts((1, 28, 28))).features == "scattering"
+    assert choose("best", facts((1, 8, 8), 100)).features == "scattering"  # too small for patches
     assert choose("best", facts((3, 32, 32), 100)).features.startswith("patches")
     assert choose("best", facts((3, 32, 32))).features == "scattering"  # patches need public images
     assert choose("best", facts((30,), 100)).features == "scaled"
@@ -153,7 +156,7 @@ def test_the_recipe_does_not_fall_below_its_public_start_at_extreme_budgets(digi
 
 def test_features_of_digits_are_worth_more_than_their_pixels(digits):
     source, split = digits
-    plan = plan_of(split, 1.0, features=None)
+    plan = plan_of(split, 1.0, features=None, distortion="strokes")
     assert plan.choice.features == "scattering"
     trainer = gnomon.Trainer.from_recipe(plan, noise=SeededNoise(0), progress=False)
     trainer.fit(plan.records(split.private))

@@ -13,6 +13,9 @@ COPIES = 20
 LEAST_SIDE = 6
 """The smallest side of images that are treated as images; smaller ones are rows of numbers."""
 
+LEAST_PATCHED_SIDE = 16
+"""The smallest side of images of which patches are taken."""
+
 RECIPES = {
     "best": "fixed features, whitened by public records, and a softmax head that starts from them",
     "cold": "the same without the start: public records choose directions alone",
@@ -36,7 +39,7 @@ class Kind:
 
     Attributes:
         name: the name in words.
-        features: the feature map where there are public records, and where there are none.
+        features: the feature map where there are public records, and where there are none or images are too small.
         why: the reason for the map in each of the two cases.
         whiten: whether public records choose directions.
         distortion: the distortion of public images, or "none".
@@ -55,17 +58,27 @@ class Kind:
 
 WAVELETS = "wavelets need no training"
 KINDS = {
+    "handwriting": Kind(
+        "handwriting",
+        ("scattering", "scattering"),
+        (f"handwriting: {WAVELETS}",) * 2,
+        distortion="strokes",
+        cold_step=28.0,
+    ),
     "grey images": Kind(
         "grey images",
-        ("scattering", "scattering"),
-        (f"grey images: {WAVELETS}", f"grey images: {WAVELETS}"),
+        ("scattering+patches", "scattering"),
+        ("grey images: wavelets, and filters that are patches of the public images", f"grey images: {WAVELETS}"),
         distortion="objects",
         cold_step=28.0,
     ),
     "colour images": Kind(
         "colour images",
         ("patches", "scattering"),
-        ("colour images: filters are patches of the public images", f"no public images to take patches of: {WAVELETS}"),
+        (
+            "colour images: filters are patches of the public images",
+            f"no public images to take patches of, or too small ones: {WAVELETS}",
+        ),
         distortion="colour",
         cold_step=28.0,
     ),
@@ -116,13 +129,19 @@ class Choice:
     reasons: tuple[Reason, ...]
 
 
-def kind_of(facts: Facts) -> Kind:
+def kind_of(facts: Facts, distortion: str = "none") -> Kind:
     """Return the kind of data that public facts describe.
+
+    Args:
+        facts: public facts about the records.
+        distortion: the distortion that the user chose; "strokes" says that images show handwriting.
 
     >>> [kind_of(Facts(shape)).name for shape in ((1, 28, 28), (3, 32, 32), (104,))]
     ['grey images', 'colour images', 'rows']
     >>> kind_of(Facts((80,), tokens=68)).name, kind_of(Facts((2,), columns={"age": 0, "sex": 1})).name
     ('tokens', 'table')
+    >>> kind_of(Facts((1, 28, 28)), "strokes").name
+    'handwriting'
     """
     shape = facts.shape
     if facts.tokens:
@@ -130,7 +149,9 @@ def kind_of(facts: Facts) -> Kind:
     if facts.columns:
         return KINDS["table"]
     if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= LEAST_SIDE:
-        return KINDS["grey images" if shape[0] == 1 else "colour images"]
+        if shape[0] == 3:
+            return KINDS["colour images"]
+        return KINDS["handwriting" if distortion == "strokes" else "grey images"]
     return KINDS["rows"]
 
 
@@ -154,9 +175,10 @@ def choose(recipe: str, facts: Facts, *, distortion: str = "none", features: str
     public = 0 if facts.public is None else len(facts.public)
     if recipe == "cold" and not public:
         raise SettingError("recipe", recipe, "best or no-public: there are no public records")
-    kind, given = kind_of(facts), features is not None
+    kind, given = kind_of(facts, distortion), features is not None
     uses_public = bool(public) and recipe != "no-public" and (kind.whiten or given)
-    chosen, why = features or kind.features[not uses_public], kind.why[not uses_public]
+    patched = uses_public and (len(facts.shape) != 3 or min(facts.shape[1:]) >= LEAST_PATCHED_SIDE)
+    chosen, why = features or kind.features[not patched], kind.why[not patched]
     reasons = [Reason("features", chosen, "chosen by the user" if given else why)]
     copies = COPIES if kind.distortion != "none" and uses_public else 1
     if copies > 1:

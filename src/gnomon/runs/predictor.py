@@ -39,7 +39,7 @@ def model_facts(source: Source, raw: Records) -> dict[str, str]:
         "input_shape": json.dumps(list(raw.inputs.shape[1:])),
         "classes": str(source.classes),
         "columns": json.dumps(columns),
-        "tokens": str(0 if raw.inputs.is_floating_point() else source.classes),
+        "tokens": str(source.tokens),
     }
 
 

@@ -30,7 +30,7 @@ def shakespeare(folder: Path) -> Source:
     records = parse(text(path), path)
     train, test = holdout(records, test=len(records) // 5)
     description = "Tiny Shakespeare: which character follows twenty others in a speech?"
-    return Source("shakespeare", train, test, len(ALPHABET), (CONTEXT,), description)
+    return Source("shakespeare", train, test, len(ALPHABET), (CONTEXT,), description, tokens=len(ALPHABET))
 
 
 def parse(play: str, where: str | Path) -> Records:

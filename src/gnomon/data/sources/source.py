@@ -38,6 +38,8 @@ class Source:
     description: str
     columns: Mapping[str, Column] = field(default_factory=dict)
     """The positions of a table's named columns among the inputs."""
+    tokens: int = 0
+    """The number of different tokens, if a record is a sequence of tokens 0, 1, ...; else 0."""
     cut: bool = False
     """Whether the file has no test records of its own, so that they were drawn from its records on loading."""
     counted: bool = False

@@ -17,8 +17,8 @@ from gnomon.runs.setting_names import dashed
 
 OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "weight_decay", "lr_schedule", "lr",
                 "epochs", "batch_size", "max_grad_norm", "noise_multiplier", "warm_start", "loss", "local_steps",
-                "ema_decay", "ema_schedule", "views", "augmentation", "whitening_directions", "whitening_lam", "public_copies", "known_space",
-                "public_weight_decay")  # fmt: skip
+                "ema_decay", "ema_schedule", "views", "augmentation", "whitening_directions", "whitening_lam",
+                "public_copies", "known_space", "public_weight_decay")  # fmt: skip
 """Settings that a recipe chooses."""
 
 SHARED = ("data_dir", "private_records", "dataset_size", "target_delta", "seed", "split_seed", "device", "threads",
@@ -181,8 +181,7 @@ def facts_of(config: TrainConfig, source: Source, public: Records | None) -> Fac
     >>> facts_of(TrainConfig(), load("digits"), None).shape
     (1, 8, 8)
     """
-    tokens = 0 if source.train.inputs.is_floating_point() else source.classes
-    return Facts(source.input_shape, public, source.columns, tokens, config.seed)
+    return Facts(source.input_shape, public, source.columns, source.tokens, config.seed)
 
 
 def _distortion(config: TrainConfig) -> str:
