@@ -216,6 +216,8 @@ def build_client(
     50
     """
     if features is not None:
+        if untrusted_server:  # whether a record is among the public ones would decide whether the client replies
+            raise SettingError("features", features.feature_map.name, "no feature map with an untrusted server")
         data = features.records(data)
     model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
     planned = max(1, config.rounds if rounds is None else rounds)
