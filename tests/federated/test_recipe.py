@@ -150,7 +150,13 @@ def test_five_clients_learn_more_than_the_public_records_teach(finished):
 @pytest.mark.slow
 def test_two_thousand_images_over_five_clients(tmp_path):
     config = FederateConfig(
-        data="mnist", recipe="fed-best", private_records=2000, clients=5, partition="shards:2", insecure_noise_seed=1
+        data="mnist",
+        recipe="fed-best",
+        private_records=2000,
+        clients=5,
+        partition="shards:2",
+        target_epsilon=3.0,
+        insecure_noise_seed=1,
     )
     run = federate(config, tmp_path / "run", progress=False)
     public = json.loads((run.folder / "public-only.json").read_text())["accuracy"]

@@ -38,7 +38,7 @@ class Budget:
     >>> round(budget.noise, 2), round(budget.signal)
     (3.73, 2679)
     >>> round(Budget(records=10_000, epsilon=1.0, delta=1e-5, clients=4).signal)
-    1339
+    1340
     """
 
     records: int

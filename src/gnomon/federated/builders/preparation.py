@@ -68,7 +68,7 @@ def prepare_federation(config: FederateConfig, *, progress: bool = True) -> Prep
 
     >>> prepared = prepare_federation(FederateConfig(recipe="fed-best", target_epsilon=2.0, clients=3), progress=False)
     >>> prepared.config.method, prepared.config.features, prepared.config.rounds, prepared.config.recipe
-    ('fedavg', 'scaled', 19, None)
+    ('fedavg', 'scaled', 10, None)
     """
     source = with_declared_classes(config, load(config.data, config.data_dir))
     choice = None
@@ -150,8 +150,12 @@ def _heldout_mask(config: FederateConfig, part: torch.Tensor) -> torch.Tensor:
 
 def _choice(config: FederateConfig, source: Source) -> Choice:
     """Return the features that the recipe chooses, after refusing settings that it chooses too."""
-    defaults = federated_defaults(config.data)
-    changed = {name: value for name in CHOSEN_BY_RECIPE if (value := getattr(config, name)) != getattr(defaults, name)}
+    defaults = federated_defaults(config.data), FederateConfig()
+    changed = {
+        name: value
+        for name in CHOSEN_BY_RECIPE
+        if (value := getattr(config, name)) not in [getattr(settings, name) for settings in defaults]
+    }
     refuse_own_settings(config.recipe or "", changed, CHOSEN_BY_RECIPE)
     return choice_of(local_config(config, "dp-sgd"), source)
 
