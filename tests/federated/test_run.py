@@ -373,7 +373,7 @@ def test_files_that_list_settings_of_training_at_their_defaults_can_be_read():
     """Run folders and kept results of earlier runs list them."""
     every = {key.replace("_", "-"): value for key, value in dataclasses.asdict(TrainConfig()).items()}
     listed = {key: every[key] for key in every if key.replace("-", "_") in TRAINING_ONLY}
-    assert {"epochs", "optimizer", "sampler"} <= set(listed)
+    assert {"epochs", "optimizer"} <= set(listed)
     assert FederateConfig.from_dict(listed | {"rounds": 7}) == FederateConfig(rounds=7)
     assert federated_defaults("mnist").with_settings(listed).lr == federated_defaults("mnist").lr
     with pytest.raises(SettingError, match=r"epochs = 3.0 has no effect in a federated run"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, existing_ledger, warn_if_new
+from gnomon.cli.plan import public_score, show_plan
 from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import COMPRESSED
@@ -37,6 +38,7 @@ def add_command(commands: Any) -> None:
         "  gnomon federate --simulate --data digits --clients 5 --method fedpcdp --rounds 10\n"
         "  gnomon federate --simulate --data mnist --clients 10 --partition dirichlet:0.1 --holdout 0.25 "
         "--method fedfdp\n"
+        "  gnomon federate --simulate --data mnist --clients 5 --recipe fed-best --target-epsilon 1\n"
         "  gnomon federate --resume runs/federated-digits-...\n\n"
         "The run folder holds config.yaml, metrics.jsonl, model.safetensors, statement.txt, statement.json,\n"
         "curve.png, bytes.md (network traffic), report.html and the state that --resume needs.",
@@ -56,8 +58,10 @@ def add_command(commands: Any) -> None:
 
 
 def _federate(args: argparse.Namespace) -> int:
+    from gnomon.federated.builders import CHOSEN_BY_RECIPE
     from gnomon.federated.rounds import RoundFailed
     from gnomon.federated.simulation.run import federate, resume
+    from gnomon.runs.builders.preparation import refuse_own_settings
 
     if args.resume is None and not args.simulate:
         raise SettingError.with_message(
@@ -77,11 +81,19 @@ def _federate(args: argparse.Namespace) -> int:
             run = resume(args.resume, progress=not args.quiet, ledger=ledger)
         else:
             config = settings_of(args, federated_defaults)
+            if config.recipe is not None:  # also flags with their default values
+                refuse_own_settings(config.recipe, vars(args), CHOSEN_BY_RECIPE)
             ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
             warn_if_new(ledger)
             with claimed(f"federated-{config.data_name}") if args.out is None else nullcontext(args.out) as out:
                 run = federate(
-                    config, out, overwrite=args.overwrite, progress=not args.quiet, ledger=ledger, dataset=args.data_id
+                    config,
+                    out,
+                    overwrite=args.overwrite,
+                    progress=not args.quiet,
+                    ledger=ledger,
+                    dataset=args.data_id,
+                    on_plan=lambda plan: show_plan(plan, quiet=args.quiet),
                 )
     except RoundFailed as error:
         raise ValueError(str(error)) from error
@@ -100,6 +112,8 @@ def _print_outcome(run: FederatedRun) -> int:
         print(f"stopped after round {last['round']}: the budgets do not cover a further round")
     if last:
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %")
+    if text := public_score(run.folder):
+        print(f"public alone   {text}")
     claim = "privacy      " if run.statement.guarantee else "NO GUARANTEE "
     print(
         f"{claim}  epsilon = {digits(run.statement.epsilon)} at delta = {run.statement.delta:g}, {run.statement.unit}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.cli.ledger_flags import add_ledger_flags, chosen_ledger, warn_if_new
+from gnomon.cli.plan import public_score, show_plan
 from gnomon.cli.settings import INTERRUPTED, add_flag_groups, add_run_flags, add_settings, settings_of
 from gnomon.errors import SettingError
 from gnomon.runs.config import default_settings
@@ -18,7 +17,6 @@ from gnomon.runs.folder import claimed
 from gnomon.text import counted, together
 
 if TYPE_CHECKING:
-    from gnomon.recipes import Plan
     from gnomon.runs.config import TrainConfig
     from gnomon.runs.train import TrainingRun
 
@@ -107,7 +105,7 @@ def _train(args: argparse.Namespace) -> int:
             diagnose_every=args.diagnose,
             diagnose_public_only=args.diagnose_public_only,
             on_start=lambda: warn_if_new(ledger),
-            on_plan=lambda plan: _show_plan(plan, quiet=args.quiet),
+            on_plan=lambda plan: show_plan(plan, quiet=args.quiet),
         )
         if args.dp_sgd_beside and run.result.stopped == "finished":
             plain = train(
@@ -139,16 +137,6 @@ def _measured_elsewhere(config: TrainConfig, run: TrainingRun) -> str:
     return f"{known.text()} in the study {known.experiment} ({where}); {hint}"
 
 
-def _show_plan(plan: Plan, *, quiet: bool) -> None:
-    """Print the settings that a recipe chose and why, and warnings about the public records."""
-    if not quiet:
-        print(f"recipe {plan.recipe}, for epsilon = {plan.budget.epsilon:g} at delta = {plan.budget.delta:g}")
-        for line in plan.explain().splitlines():
-            print(f"  {line}")
-    for warning in plan.warnings:
-        print(f"gnomon: warning: {warning}", file=sys.stderr)
-
-
 def print_outcome(run: TrainingRun, dp_sgd: str = "") -> int:
     """Print the scores, the privacy claim and the files of a run; return the exit code.
 
@@ -165,10 +153,8 @@ def print_outcome(run: TrainingRun, dp_sgd: str = "") -> int:
     if "validation/accuracy" in last:
         area = f", AUC {last['validation/auc']:.3f}" if "validation/auc" in last else ""
         print(f"test accuracy  {100 * last['validation/accuracy']:.1f} %{area}")
-    public_scores = run.folder / "public-only.json"
-    if public_scores.exists() and "accuracy" in (scores := json.loads(public_scores.read_text())):
-        accuracy = f"{100 * scores['accuracy']:.1f} % without any private record, epsilon 0"
-        print(f"public alone   {accuracy} ({scores['public records']} public records)")
+    if text := public_score(run.folder):
+        print(f"public alone   {text}")
     if dp_sgd:
         print(f"plain DP-SGD   {dp_sgd}")
     statement = run.trainer.statement()

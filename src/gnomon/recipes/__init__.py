@@ -1,6 +1,7 @@
 """Recipes: the best known settings for a budget, as formulas of public facts, without tuning."""
 
 from gnomon.recipes.choice import RECIPES, Choice, Reason, choose
+from gnomon.recipes.federated import FederatedPlan, resolve_federated
 from gnomon.recipes.formulas import Budget, Schedule, schedule
 from gnomon.recipes.plan import Plan, best, check_public, resolve
 
@@ -8,6 +9,7 @@ __all__ = [
     "RECIPES",
     "Budget",
     "Choice",
+    "FederatedPlan",
     "Plan",
     "Reason",
     "Schedule",
@@ -15,5 +17,6 @@ __all__ = [
     "check_public",
     "choose",
     "resolve",
+    "resolve_federated",
     "schedule",
 ]

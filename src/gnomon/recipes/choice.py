@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnomon.errors import SettingError
@@ -31,6 +32,18 @@ class Reason:
     setting: str
     value: str
     why: str
+
+
+def as_table(reasons: Sequence[Reason]) -> str:
+    """Return settings and reasons as lines of text.
+
+    >>> print(as_table([Reason("lr", "0.5", "stable"), Reason("rounds", "12", "enough")]))
+    lr      0.5  stable
+    rounds  12   enough
+    """
+    width = max(len(reason.setting) for reason in reasons)
+    values = max(len(reason.value) for reason in reasons)
+    return "\n".join(f"{r.setting:<{width}}  {r.value:<{values}}  {r.why}" for r in reasons)
 
 
 @dataclass(frozen=True)

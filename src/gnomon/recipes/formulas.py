@@ -38,30 +38,39 @@ class Budget:
         records: the declared number of private records.
         epsilon: the epsilon to spend.
         delta: the delta at which it is stated.
+        clients: the number of clients that hold the records. Each adds the noise that protects its own records.
 
     >>> budget = Budget(records=10_000, epsilon=1.0, delta=1e-5)
     >>> round(budget.noise, 2), round(budget.signal)
     (3.73, 2679)
+    >>> round(Budget(records=10_000, epsilon=1.0, delta=1e-5, clients=4).signal)
+    1340
     """
 
     records: int
     epsilon: float
     delta: float
+    clients: int = 1
 
     def __post_init__(self) -> None:
         validate.whole("records", self.records)
+        validate.whole("clients", self.clients)
         validate.positive("target_epsilon", self.epsilon)
         validate.probability("target_delta", self.delta)
 
     @cached_property
     def noise(self) -> float:
-        """The noise multiplier of a single release of all records at this epsilon."""
+        """The noise multiplier of a single release of all records, or of all records of a client, at this epsilon."""
         return noise_multiplier(target_epsilon=self.epsilon, steps=1, delta=self.delta, sampler=FullBatch())
 
     @property
     def signal(self) -> float:
-        """The number of records for each unit of noise, rho = records / noise: the one number behind all settings."""
-        return self.records / self.noise
+        """The number of records for each unit of noise, rho: the one number behind all settings.
+
+        A sum over all records holds the noise of every client, whose variances add up: rho = records / (noise
+        sqrt(clients)), however the records are distributed.
+        """
+        return self.records / (self.noise * math.sqrt(self.clients))
 
     @property
     def directions(self) -> int:

@@ -17,7 +17,7 @@ from gnomon.features import Facts, FeatureMap, Pipeline, pipeline
 from gnomon.losses import LOSSES, Loss
 from gnomon.methods import ZeroSum, dp_sgd, softmax_head
 from gnomon.models.networks import linear
-from gnomon.recipes.choice import Choice, Reason, choose
+from gnomon.recipes.choice import Choice, Reason, as_table, choose
 from gnomon.recipes.formulas import LARGEST_LAM, LEAST_DIRECTIONS, MOST_NOISE, Budget, Schedule, schedule
 from gnomon.sampling import FullBatch
 from gnomon.training import Mechanism, train_on_public
@@ -91,9 +91,7 @@ class Plan:
 
     def explain(self) -> str:
         """Return the settings and the reasons as a table."""
-        width = max(len(reason.setting) for reason in self.reasons)
-        values = max(len(reason.value) for reason in self.reasons)
-        return "\n".join(f"{r.setting:<{width}}  {r.value:<{values}}  {r.why}" for r in self.reasons)
+        return as_table(self.reasons)
 
     # -- what a Trainer needs -----------------------------------------------------------------------
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.errors import SettingError
-from gnomon.runs.config import DATA_DEFAULTS, Config, TrainConfig, setting
+from gnomon.runs.config import DATA_DEFAULTS, FEATURES, Config, TrainConfig, setting
 from gnomon.runs.setting_names import current_name
 
 METHODS = ("fedavg", "fedprox", "scaffold", "moon", "fedlrs", "pfa", "fedpdp", "fedpcdp", "fedfair", "fedfdp", "q-ffl")
 PARTITIONS = "iid, dirichlet:ALPHA, shards:N, one-class, one-class:REST, column:NAME, column:N or group"
 PROJECTED = ("pfa", "fedpdp", "fedpcdp")
+RECIPES = ("fed-best",)
 
 SIMULATION_ONLY = frozenset({"private_records", "public_records", "partition", "holdout"})
 """Settings that only a simulation has: the sites of a real federation hold their own records and share none."""
@@ -37,11 +38,32 @@ class FederateConfig(Config):
     data_dir: str | None = shared("data_dir")
     private_records: int | None = shared("private_records")
     model: str | None = shared("model")
+    recipe: str | None = setting(
+        None,
+        "choose features, model, rounds and every setting of training from the budget and public facts: fed-best (one "
+        "feature map from public records for all clients, and noisy full-batch sums in each round); simulations only",
+        RECIPES,
+        group=FEATURES,
+    )
+    features: str | None = shared("features")
+    distortion: str = shared("distortion")
+    public_copies: int = shared("public_copies")
+    whitening_directions: int | None = shared("whitening_directions")
+    whitening_lam: float = shared("whitening_lam")
+    known_space: str = shared("known_space")
+    feature_cache: str | None = shared("feature_cache")
     target_epsilon: float | None = shared("target_epsilon")
     noise_multiplier: float | None = shared("noise_multiplier")
     target_delta: float = shared("target_delta")
     max_grad_norm: float = shared("max_grad_norm")
     clip: str = shared("clip")
+    sampler: str = setting(
+        "poisson",
+        "sampling scheme of every client's steps: poisson, or full for all its records in each step, without "
+        "amplification",
+        ("poisson", "full"),
+        group="privacy",
+    )
     accountant: str = shared("accountant")
     adjacency: str | None = shared("adjacency")
     method: str = setting("fedpcdp", "federated method", METHODS, group="method")

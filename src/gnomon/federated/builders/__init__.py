@@ -5,10 +5,16 @@ from gnomon.federated.builders.federation import (
     build_client,
     build_federation,
     build_server,
-    client_names,
     client_profile,
+    feature_notes,
     record_account,
     rounds_per_client,
+)
+from gnomon.federated.builders.preparation import (
+    CHOSEN_BY_RECIPE,
+    PreparedFederation,
+    client_names,
+    prepare_federation,
 )
 from gnomon.federated.builders.settings import (
     build_partition,
@@ -19,8 +25,10 @@ from gnomon.federated.builders.settings import (
 from gnomon.federated.builders.strategy import NEEDS_PUBLIC, build_private_mean, build_strategy
 
 __all__ = [
+    "CHOSEN_BY_RECIPE",
     "NEEDS_PUBLIC",
     "Federation",
+    "PreparedFederation",
     "build_client",
     "build_federation",
     "build_partition",
@@ -29,7 +37,9 @@ __all__ = [
     "build_strategy",
     "client_names",
     "client_profile",
+    "feature_notes",
     "local_config",
+    "prepare_federation",
     "record_account",
     "refuse_simulation_settings",
     "rounds_per_client",

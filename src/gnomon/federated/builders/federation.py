@@ -12,10 +12,12 @@ import torch
 from torch.optim import SGD
 
 from gnomon.accounting import Account, FullBatch, Poisson, Sampling
-from gnomon.data import Loader, Records, Source, load
+from gnomon.data import Loader, Records, Source
 from gnomon.errors import SettingError
-from gnomon.federated.builders.settings import build_partition, local_config, with_declared_classes
-from gnomon.federated.builders.strategy import NEEDS_PUBLIC, build_private_mean, build_strategy, noise_for_target
+from gnomon.features import FeatureMap, Pipeline
+from gnomon.federated.builders.preparation import PreparedFederation, client_names, prepare_federation
+from gnomon.federated.builders.settings import local_config
+from gnomon.federated.builders.strategy import build_private_mean, build_strategy, noise_for_target
 from gnomon.federated.client import Client
 from gnomon.federated.round_basis import BasisCache
 from gnomon.federated.server import ClientProfile, Server, select_clients
@@ -26,10 +28,10 @@ from gnomon.federated.validation import UpdateBounds
 from gnomon.ledger import Ledger
 from gnomon.ledger.session import LedgerSession
 from gnomon.losses import LOSSES
+from gnomon.methods import softmax_head
 from gnomon.release import SecureNoise, SeededNoise
-from gnomon.runs.builders import build_model, records
+from gnomon.runs.builders import WARM_START, build_model
 from gnomon.runs.federate_config import FederateConfig
-from gnomon.sampling.draws import shuffle
 from gnomon.training import Trainer
 from gnomon.validate import positive, sample_rate, whole
 
@@ -45,16 +47,8 @@ class Federation:
     """Each client's held-out records."""
     public: int = 0
     """The number of public records."""
-
-
-def client_names(config: FederateConfig) -> list[str]:
-    """Return the names of the clients of a simulation.
-
-    >>> client_names(FederateConfig(clients=3))
-    ['client-0', 'client-1', 'client-2']
-    """
-    width = len(str(whole("clients", config.clients) - 1))
-    return [f"client-{number:0{width}}" for number in range(config.clients)]
+    feature_map: FeatureMap | None = None
+    """The map with which every client computes the features of its records."""
 
 
 def rounds_per_client(config: FederateConfig, clients: Iterable[str], after: int = 0) -> dict[str, int]:
@@ -84,12 +78,12 @@ def _affordable_steps(
 def client_profile(config: FederateConfig, strategy: Strategy, size: int, rounds: int) -> ClientProfile:
     """Return the profile of a client with `size` declared records that is selected for `rounds` rounds.
 
+    >>> from gnomon.data import load
     >>> config = FederateConfig(noise_multiplier=2.0, method="fedavg")
     >>> client_profile(config, build_strategy(config, load("digits").train[:0]), 640, 10).account.sampler
     Poisson(sample_rate=0.1)
     """
-    batch = min(whole("batch-size", config.batch_size), size)
-    rate = batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate)
+    sampler = _sampler(config, size)
     steps = whole("steps-per-round", config.steps_per_round)
     noise_multiplier = 0.0 if config.unit == "client" else config.noise_multiplier
     target: float | None = config.target_epsilon
@@ -98,10 +92,10 @@ def client_profile(config: FederateConfig, strategy: Strategy, size: int, rounds
     if noise_multiplier is None:
         max_steps = planned = max(1, rounds) * steps  # rounds that were lost in a crash are among them
         epsilon = 1.0 if target is None else target
-        noise_multiplier = noise_for_target(epsilon, config.target_delta, Poisson(rate), planned, *accounting)
+        noise_multiplier = noise_for_target(epsilon, config.target_delta, sampler, planned, *accounting)
     elif target is not None and config.unit == "record":
         epsilon = positive("target-epsilon", target)
-        max_steps = _affordable_steps(epsilon, config.target_delta, Poisson(rate), noise_multiplier, *accounting)
+        max_steps = _affordable_steps(epsilon, config.target_delta, sampler, noise_multiplier, *accounting)
         if max_steps < steps:
             raise SettingError(
                 "target-epsilon",
@@ -111,15 +105,25 @@ def client_profile(config: FederateConfig, strategy: Strategy, size: int, rounds
     bounds = UpdateBounds(
         strategy.joint_bound(config.max_grad_norm),
         noise_multiplier,
-        rate * size,
+        sampler.rate * size,
         steps,
         config.lr,
         config.momentum,
         strategy.step_factor,
     )
-    account = Account(Poisson(rate), noise_multiplier, config.adjacency, config.accountant)  # type: ignore[arg-type]
+    account = Account(sampler, noise_multiplier, config.adjacency, config.accountant)  # type: ignore[arg-type]
     weight = float(size) if config.client_weights == "size" else 1.0
     return ClientProfile(weight, account, bounds, max_steps)
+
+
+def _sampler(config: FederateConfig, size: int) -> Sampling:
+    """Return the sampling scheme of a client with `size` declared records."""
+    if config.sampler == "full":
+        if config.sample_rate is not None:
+            raise SettingError("sample-rate", config.sample_rate, "no value with sampler full: all records, always")
+        return FullBatch()
+    batch = min(whole("batch-size", config.batch_size), size)
+    return Poisson(batch / size if config.sample_rate is None else sample_rate("sample-rate", config.sample_rate))
 
 
 def build_server(
@@ -138,6 +142,7 @@ def build_server(
         sizes: the declared number of records of each client.
         bases: a cache of round bases that is shared with clients in this process.
 
+    >>> from gnomon.data import load
     >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
     >>> source = load("digits")
     >>> build_server(config, source, source.train[:0], {"a": 100, "b": 200}).selected(1)
@@ -147,6 +152,10 @@ def build_server(
     model = build_model(local_config(config, "dp-sgd"), source, public)
     if config.method == "moon":
         check_hidden_layer(model)
+    if config.known_space == "softmax-head":
+        if config.method != "fedavg":
+            raise SettingError("known-space", config.known_space, f"none with {config.method}, or the method fedavg")
+        strategy = replace(strategy, method=strategy.method.within(softmax_head(model, LOSSES[config.loss])))
     counts = rounds_per_client(config, sizes)
     return Server(
         model,
@@ -175,6 +184,7 @@ def build_client(
     label: str = "",
     untrusted_server: bool = False,
     bases: BasisCache | None = None,
+    features: Pipeline | None = None,
 ) -> Client:
     """Return a client with its own Trainer.
 
@@ -194,7 +204,10 @@ def build_client(
             may then depend on the client's records: own records that occur among the public ones are left out instead
             of refused, and the check for interacting samples uses synthetic records.
         bases: a cache of round bases that is shared within the process.
+        features: the features that the model takes, which the client computes from its own records. The map reads
+            public records alone; it never comes from a server.
 
+    >>> from gnomon.data import load
     >>> config = FederateConfig(method="fedavg", noise_multiplier=1.0)
     >>> source = load("digits")
     >>> server = build_server(config, source, source.train[:0], {"a": 1437})
@@ -202,6 +215,10 @@ def build_client(
     >>> client.trainer.mechanism.steps
     50
     """
+    if features is not None:
+        if untrusted_server:  # whether a record is among the public ones would decide whether the client replies
+            raise SettingError("features", features.feature_map.name, "no feature map with an untrusted server")
+        data = features.records(data)
     model = build_model(replace(local_config(config, "dp-sgd"), warm_start="none"), source, source.train[:0])
     planned = max(1, config.rounds if rounds is None else rounds)
     seed = config.insecure_noise_seed
@@ -224,7 +241,7 @@ def build_client(
         adjacency=config.adjacency,
         max_physical_batch_size=config.max_physical_batch_size,
         noise=SecureNoise() if seed is None else SeededNoise(1009 * seed + number + 1),
-        notes=_public_record_notes(strategy),
+        notes=[*feature_notes(config, features), *_public_record_notes(strategy)],
         ledger=None if protects_client else ledger,
         dataset=dataset,
         label=label,
@@ -259,6 +276,19 @@ def _synthetic_records(source: Source, device: torch.device, count: int = 8) -> 
     return inputs.to(device, source.train.inputs.dtype), targets.to(device, source.train.targets.dtype)
 
 
+def feature_notes(config: FederateConfig, features: Pipeline | None) -> list[str]:
+    """Return what a statement says about the features of a model and about the public records behind them."""
+    if features is None:
+        return []
+    notes = [features.feature_map.description]
+    if features.public is not None:
+        count = len(features.public) // config.public_copies
+        notes.append(f"{count} records were used as public for the features and are NOT protected.")
+    if config.warm_start == "public":
+        notes.append(WARM_START)
+    return notes
+
+
 def _public_record_notes(strategy: Strategy) -> list[str]:
     """Return the statement's note on public records that serve uploads alone; the Trainer does not know of them."""
     if strategy.public is None or strategy.method.public is not None:
@@ -286,6 +316,7 @@ def build_federation(
     ledger: Ledger | None = None,
     label: Callable[[str], str] = str,
     dataset: str | None = None,
+    prepared: PreparedFederation | None = None,
 ) -> Federation:
     """Return a whole federation in one process, on a partition of one data set.
 
@@ -295,45 +326,26 @@ def build_federation(
         ledger: the ledger that counts each client's rounds.
         label: returns the label of a client's run in the ledger.
         dataset: the declared name of the data set in the ledger, for all clients together.
+        prepared: the records, if they are prepared already; `config` is then `prepared.config`.
 
     >>> federation = build_federation(FederateConfig(method="fedavg", noise_multiplier=1.0, clients=3))
     >>> [len(client.data) for client in federation.clients.values()]
     [479, 479, 479]
     """
-    source = with_declared_classes(config, load(config.data, config.data_dir))
-    local_method = "pcdp" if config.method in NEEDS_PUBLIC else "dp-sgd"
-    split = records(local_config(config, local_method), source)
-    partition = build_partition(config, split.private, source)
-    parts = partition.split(split.private.targets, config.clients, config.split_seed)
-    train, heldout = {}, {}
-    for client, part in zip(client_names(config), parts, strict=True):
-        held = _heldout_mask(config, part)
-        heldout[client], train[client] = split.private[part[held]], split.private[part[~held]]
+    if prepared is None:
+        prepared = prepare_federation(config, progress=False)
+    config, source, train, features = prepared.config, prepared.source, prepared.train, prepared.features
     bases = BasisCache()
     sizes = {name: len(data) for name, data in train.items()}
-    server = build_server(config, source, split.public, sizes, bases)
+    server = build_server(config, source, prepared.public, sizes, bases)
     planned = rounds_per_client(config, train) if remaining_rounds is None else remaining_rounds
     clients = {
         name: build_client(
             config, name, data, server.profiles[name], server.strategy, source,
-            rounds=planned[name], ledger=ledger, dataset=dataset, label=label(name), bases=bases,
+            rounds=planned[name], ledger=ledger, dataset=dataset, label=label(name), bases=bases, features=features,
         )
         for name, data in train.items()
     }  # fmt: skip
-    return Federation(server, clients, source, heldout if config.holdout else {}, len(split.public))
-
-
-def _heldout_mask(config: FederateConfig, part: torch.Tensor) -> torch.Tensor:
-    """Return which of a client's records are held out."""
-    if not 0 <= config.holdout < 1:
-        raise SettingError("holdout", config.holdout, "a share from 0 up to, but not including, 1")
-    count = round(config.holdout * len(part))
-    if count >= len(part) or (config.holdout and not count):
-        raise SettingError(
-            "holdout",
-            config.holdout,
-            f"a share that holds out at least one record, and not all, of a client with {len(part)} records",
-        )
-    mask = torch.zeros(len(part), dtype=torch.bool)
-    mask[shuffle(len(part), SeededNoise(config.split_seed))[:count]] = True
-    return mask
+    heldout = prepared.heldout if config.holdout else {}
+    feature_map = None if features is None else features.feature_map
+    return Federation(server, clients, source, heldout, prepared.public_records, feature_map)

@@ -8,8 +8,9 @@ from typing import Any
 
 from gnomon.data import IID, ByKey, Dirichlet, OneClass, Partition, Records, Shards, Source
 from gnomon.errors import SettingError
-from gnomon.runs.config import TrainConfig
+from gnomon.runs.config import FEATURES, TrainConfig
 from gnomon.runs.federate_config import PARTITIONS, SIMULATION_ONLY, TRAINING_ONLY, FederateConfig
+from gnomon.runs.setting_names import dashed
 
 MIN_RECORDS = 10
 """The smallest number of records of a client in a partition by column or group."""
@@ -93,7 +94,7 @@ def with_declared_classes(config: FederateConfig, source: Source) -> Source:
 
 
 def refuse_simulation_settings(config: FederateConfig) -> None:
-    """Refuse settings of a simulation, which have no effect in a deployment: its sites hold their own records.
+    """Refuse settings of a simulation: the sites of a deployment hold their own records and have no feature maps.
 
     Raises:
         SettingError: such a setting has another value than its default.
@@ -103,11 +104,17 @@ def refuse_simulation_settings(config: FederateConfig) -> None:
     gnomon.errors.SettingError: holdout = 0.2 has no effect in a deployment: remove this setting
     """
     defaults = FederateConfig()
-    for field in sorted(SIMULATION_ONLY):
+    feature_settings = [field.name for field in dataclasses.fields(config) if field.metadata["group"] == FEATURES]
+    for field in (*sorted(SIMULATION_ONLY), *feature_settings):
         value = getattr(config, field)
         if value != getattr(defaults, field):
-            name = field.replace("_", "-")
+            name = dashed(field)
             message = f"{name} = {value!r} has no effect in a deployment: remove this setting"
+            if field in feature_settings:
+                message = (
+                    f"{name} = {value!r} is for simulations only: sites of a deployment have no feature maps, "
+                    "because a site takes none from a server and cannot build one itself yet. Remove this setting"
+                )
             raise SettingError.with_message(message, name=name, value=value)
 
 
@@ -117,7 +124,7 @@ def local_config(config: FederateConfig, method: str) -> TrainConfig:
     >>> local_config(FederateConfig(), "dp-sgd").subspace_scope
     'global'
     """
-    shared = {field.name for field in dataclasses.fields(TrainConfig)} - TRAINING_ONLY
+    shared = {field.name for field in dataclasses.fields(TrainConfig)} - TRAINING_ONLY - {"recipe"}
     settings = {name: getattr(config, name) for name in shared} | {"method": method}
     if method not in ("pdp", "pcdp"):
         settings |= {"rank": None, "subspace_scope": "global", "public_batch": None}

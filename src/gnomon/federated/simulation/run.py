@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors.torch import save as safetensors_bytes
 from tqdm.auto import tqdm
 
 from gnomon.accounting import digits
-from gnomon.federated.builders import Federation, build_federation
+from gnomon.federated.builders import Federation, build_federation, prepare_federation
 from gnomon.federated.message import Arrays, array_bytes
 from gnomon.federated.rounds import Exchange, InProcess, RoundFailed, run_rounds
 from gnomon.federated.server import RoundResult, Server
@@ -34,20 +34,23 @@ from gnomon.federated.simulation.saved import (
 from gnomon.federated.simulation.statement import federated_statement
 from gnomon.ledger import Ledger, Total
 from gnomon.ledger.ledger import new_ledger_notice
-from gnomon.runs.builders import CLASSES_COUNTED, is_own, public_origin
+from gnomon.recipes import FederatedPlan
+from gnomon.runs.builders import CLASSES_COUNTED, WARM_START, is_own, public_origin
 from gnomon.runs.config import read_yaml
 from gnomon.runs.federate_config import FederateConfig
 from gnomon.runs.folder import RunFolder
 from gnomon.runs.train import plain
 from gnomon.statement.consistency import file_hashes
 from gnomon.statement.statement import ledger_note
-from gnomon.training import Statement
+from gnomon.training import Statement, evaluate
 from gnomon.training.interrupt import StopRequest
 from gnomon.training.metrics import Metrics
 from gnomon.validate import whole
 
 REFUSED = "refused.jsonl"
-FILES = (STATE, ASKED, ANSWERED, RECORDS, REFUSED, LEDGER, "bytes.md")
+PUBLIC_ONLY = "public-only.json"
+"""Scores of the model from which a run with a public start began, which cost no privacy."""
+FILES = (STATE, ASKED, ANSWERED, RECORDS, REFUSED, PUBLIC_ONLY, LEDGER, "bytes.md")
 SIZES_FROM_RECORDS = (
     "The clients' parts and sizes come from the records themselves, and the epsilon takes both as public."
 )
@@ -78,6 +81,7 @@ def federate(
     progress: bool = True,
     ledger: Ledger | None = None,
     dataset: str | None = None,
+    on_plan: Callable[[FederatedPlan], None] | None = None,
 ) -> FederatedRun:
     """Run all rounds in this process, and write config, metrics, model, statement, traffic and a figure to `out`.
 
@@ -89,6 +93,7 @@ def federate(
         ledger: the ledger that counts each client's rounds, together with all other runs on its records.
         dataset: the declared name of the data set in the ledger. All clients are then counted for it together, which
             is at least what any record has paid.
+        on_plan: called with the settings that a recipe chose.
 
     >>> import tempfile
     >>> config = FederateConfig(method="fedavg", rounds=1, noise_multiplier=2.0)
@@ -99,8 +104,14 @@ def federate(
     """
     if config.threads is not None:
         torch.set_num_threads(whole("threads", config.threads))
+    prepared = prepare_federation(config, progress=progress)
+    if prepared.plan is not None and on_plan is not None:
+        on_plan(prepared.plan)
+    config = prepared.config
     entries = LedgerEntries.new(config, ledger, dataset)
-    federation = build_federation(config, ledger=entries.ledger, label=entries.label, dataset=entries.dataset)
+    federation = build_federation(
+        config, ledger=entries.ledger, label=entries.label, dataset=entries.dataset, prepared=prepared
+    )
     for client in federation.clients.values():
         client.trainer.check(client.data)  # before any file of an earlier run is touched
         client.ledger_session.admit(client.data)
@@ -109,6 +120,11 @@ def federate(
         (out / name).unlink(missing_ok=True)
     folder.write("config.yaml", config.to_yaml().encode())
     folder.write(RECORDS, json.dumps(client_record_hashes(federation)).encode())
+    if config.warm_start == "public":
+        server = federation.server
+        scores = evaluate(server.model, server.loss, federation.source.test)
+        scores = {"public records": federation.public, **plain(scores)}
+        folder.write(PUBLIC_ONLY, json.dumps(scores, indent=2).encode())
     entries.save(folder)
     return run_remaining_rounds(config, federation, folder, [], progress, entries=entries)
 
@@ -241,6 +257,10 @@ def _write_results(
         caveats.append(CLASSES_COUNTED)
     if federation.clients and federation.public:
         caveats.append(public_origin(config.data, config.split_seed, federation.source, federation.public))
+    if federation.feature_map is not None:
+        caveats.append(federation.feature_map.description)
+    if config.warm_start == "public":
+        caveats.append(WARM_START)
     if entries is not None and entries.ledger is not None and entries.began_ledger():
         caveats.append(f"{new_ledger_notice(entries.ledger.path.name)}.")
     ledger = _ledger_note(config, federation)

@@ -125,7 +125,7 @@ def client_record_hashes(federation: Federation) -> dict[str, str]:
 
 
 def records_hash(records: Records) -> str:
-    """Return a hash of the records' inputs that does not depend on their order.
+    """Return a hash of the records' inputs, before any feature map, that does not depend on their order.
 
     >>> import torch
     >>> records = Records(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
@@ -134,7 +134,8 @@ def records_hash(records: Records) -> str:
     >>> records_hash(records) == records_hash(records[:1])
     False
     """
-    return hashlib.blake2b(b"".join(sorted(fingerprints(records))), digest_size=16).hexdigest()
+    raw = records if records.raw is None else records.raw
+    return hashlib.blake2b(b"".join(sorted(fingerprints(raw))), digest_size=16).hexdigest()
 
 
 def serialise_state(federation: Federation) -> bytes:

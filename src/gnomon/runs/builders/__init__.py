@@ -3,10 +3,18 @@
 from gnomon.runs.builders.method import build_method, unknown_method, without_foreign_settings
 from gnomon.runs.builders.preparation import Prepared, prepare
 from gnomon.runs.builders.records import is_own, public_count, records, undeclared_public, uses_public
-from gnomon.runs.builders.trainer import CLASSES_COUNTED, build_model, build_trainer, public_only, public_origin
+from gnomon.runs.builders.trainer import (
+    CLASSES_COUNTED,
+    WARM_START,
+    build_model,
+    build_trainer,
+    public_only,
+    public_origin,
+)
 
 __all__ = [
     "CLASSES_COUNTED",
+    "WARM_START",
     "Prepared",
     "build_method",
     "build_model",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from gnomon.errors import SettingError
 from gnomon.features import Facts, FeatureMap, Pipeline, pipeline
 from gnomon.recipes import Budget, Choice, Plan, check_public, choose, resolve
 from gnomon.runs.builders.records import declared_size, has_public, is_own, records
-from gnomon.runs.config import FEATURES, TrainConfig, default_settings
+from gnomon.runs.config import FEATURES, Config, TrainConfig, default_settings
 from gnomon.runs.setting_names import dashed
 
 OWN_SETTINGS = ("model", "method", "clip", "sampler", "optimizer", "momentum", "weight_decay", "lr_schedule", "lr",
@@ -71,7 +71,7 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
     """
     source = load(config.data, config.data_dir)
     if config.recipe is None and config.features is None:
-        _refuse_without_features(config)
+        refuse_without_features(config)
         return Prepared(config, source, records(config, source))
     choice = None if config.recipe is None else _choice(config, source)
     if choice is not None:
@@ -101,7 +101,7 @@ def budget_of(config: TrainConfig, source: Source) -> Budget:
 
     >>> from gnomon.data import load
     >>> budget_of(TrainConfig(recipe="best"), load("digits"))
-    Budget(records=1437, epsilon=1.0, delta=1e-05)
+    Budget(records=1437, epsilon=1.0, delta=1e-05, clients=1)
     """
     return Budget(declared_size(config, source), config.target_epsilon or 1.0, config.target_delta)
 
@@ -123,15 +123,20 @@ def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
     )
 
 
-def refuse_own_settings(recipe: str, given: Mapping[str, Any]) -> None:
+def refuse_own_settings(recipe: str, given: Mapping[str, Any], names: Sequence[str] = OWN_SETTINGS) -> None:
     """Raise SettingError if one of the given settings is chosen by the recipe.
+
+    Args:
+        recipe: the name of the recipe.
+        given: the values of the settings that were given.
+        names: the settings that the recipe chooses.
 
     >>> refuse_own_settings("best", {"target_epsilon": 1.0})
     >>> refuse_own_settings("best", {"lr": 2.0})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     gnomon.errors.SettingError: the recipe best chooses lr itself: remove lr = 2.0, or ...
     """
-    for name in OWN_SETTINGS:
+    for name in names:
         if name in given:
             setting, value = dashed(name), given[name]
             raise SettingError.with_message(
@@ -163,11 +168,21 @@ def _choice(config: TrainConfig, source: Source) -> Choice:
     defaults = default_settings(config.data)
     changed = {name: value for name in OWN_SETTINGS if (value := getattr(config, name)) != getattr(defaults, name)}
     refuse_own_settings(config.recipe or "", changed)
+    return choice_of(config, source)
+
+
+def choice_of(config: TrainConfig, source: Source) -> Choice:
+    """Return the features that a recipe chooses for the data of some settings; without a recipe, those of `best`.
+
+    >>> from gnomon.data import load
+    >>> choice_of(TrainConfig(), load("digits")).features
+    'scattering'
+    """
     public = None
     if config.recipe != "no-public" and has_public(config, source):  # how many there are; which ones is drawn later
         public = (source.train if source.public is None else source.public)[: config.public_records or 100]
     return choose(
-        config.recipe or "",
+        config.recipe or "best",
         facts_of(config, source, public),
         distortion=_distortion(config),
         features=config.features,
@@ -216,10 +231,10 @@ def _mapped(config: TrainConfig, source: Source, split: Split, parts: Pipeline) 
     return Prepared(config, mapped, Split(private, public or private[:0]), parts.feature_map)
 
 
-def _refuse_without_features(config: TrainConfig) -> None:
+def refuse_without_features(config: Config) -> None:
     """Refuse settings of features where there is no feature map."""
-    defaults: Any = TrainConfig()
-    for field in dataclasses.fields(TrainConfig):
+    defaults: Any = type(config)()
+    for field in dataclasses.fields(config):
         if field.metadata["group"] != FEATURES or field.name in ("recipe", "features", "known_space", "feature_cache"):
             continue
         if (value := getattr(config, field.name)) != getattr(defaults, field.name):

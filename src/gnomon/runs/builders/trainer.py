@@ -32,6 +32,9 @@ from gnomon.validate import positive, whole
 CLASSES_COUNTED = "The number of classes was read off the labels: the largest label is NOT protected."
 """Note of the statement if the number of classes was not declared."""
 
+WARM_START = "The model started from one trained without noise on the public records: NOT protected."
+"""Note of the statement if training started from the public records."""
+
 
 def build_model(config: TrainConfig, source: Source, public: Records) -> nn.Module:
     """Return the initial model: with freshly drawn weights, or trained on the public records.
@@ -144,7 +147,7 @@ def _notes(config: TrainConfig, source: Source, public: Records, feature_map: Fe
         count = len(public) // config.public_copies
         notes.append(public_origin(config.data, config.split_seed, source, count))
     if len(public) and config.warm_start == "public":
-        notes.append("The model started from one trained without noise on the public records: NOT protected.")
+        notes.append(WARM_START)
     return notes
 
 
