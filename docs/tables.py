@@ -1,4 +1,7 @@
-"""Write the measured results into docs/results.md, and draw the figures of the federated study: `make figures`.
+"""Write the measured results into docs/results.md and into the package, and draw the figures of the federated study.
+
+`make figures` runs this. What the recipes reached is written to src/gnomon/recipes/evidence.json, which
+`gnomon recipes` shows.
 
 The blocks of the page between `<!-- measured: NAME -->` and `<!-- end -->` are generated from the finished runs in
 experiments/results. NAME is an experiment of `gnomon reproduce --list` (with the suffix `-fast` for its short form), a
@@ -7,12 +10,15 @@ part of the federated study, or `progress`.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from gnomon.recipes.evidence import FILE as EVIDENCE
 from gnomon.studies.cells import stored_cells
+from gnomon.studies.compare import PUBLIC_START_ACCURACY
 from gnomon.studies.reproduce import available, markdown, read_experiment
 from gnomon.studies.reproduce.run import done_rows
 from gnomon.studies.reproduce.tables import progress_sentence
@@ -87,7 +93,36 @@ def written(page: str, but: Collection[str] = ()) -> str:
     return BLOCK.sub(block, page)
 
 
+def evidence() -> list[dict[str, object]]:
+    """Return the accuracies of the recipes and of their baselines, as `gnomon.recipes.evidence` keeps them."""
+    entries: list[dict[str, object]] = []
+    for name in (name for name in available() if name.startswith("recipes-")):
+        experiment = read_experiment(name)
+        lines = {line.name: line for line in experiment.lines}
+        for row in done_rows(experiment, RESULTS):
+            line = lines[row.line]
+            settings = experiment.settings | line.settings
+            measure = experiment.measure_of(line)
+            if row.measured is None or measure not in ("accuracy", PUBLIC_START_ACCURACY):
+                continue
+            key = "public-only" if measure == PUBLIC_START_ACCURACY else settings.get("recipe", line.method)
+            entries.append(
+                {
+                    "experiment": name,
+                    "data": settings["data"],
+                    "records": settings["private-records"],
+                    "epsilon": row.value,
+                    "line": key,
+                    "accuracy": round(row.measured / 100, 5),
+                    "deviation": None if row.measured_std is None else round(row.measured_std / 100, 5),
+                    "seeds": row.seeds,
+                }
+            )
+    return entries
+
+
 def main() -> None:
+    EVIDENCE.write_text(json.dumps(evidence(), indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text()))
     rows = federated_rows()
     for draw in (federated_tables.iid_picture, federated_tables.fair_picture, federated_tables.skew_picture):

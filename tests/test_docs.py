@@ -32,6 +32,7 @@ PACKAGES = [
     ".federated",
     ".ledger",
     ".models",
+    ".recipes",
     ".release",
     ".report",
     ".sampling",

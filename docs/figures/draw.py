@@ -15,6 +15,7 @@ from gnomon.runs.audit import trainer_to_audit
 from gnomon.runs.config import TrainConfig
 from gnomon.studies.reproduce import read_experiment
 from gnomon.studies.reproduce.figures import figures
+from gnomon.studies.reproduce.results import ResultRow
 from gnomon.studies.reproduce.run import done_rows
 
 HERE = Path(__file__).parent
@@ -68,8 +69,12 @@ def pipeline(path: Path) -> None:
 LAYERS = (
     ("foundations", ("errors", "validate", "text", "files", "memory", "randomness"), PUBLIC),
     ("accounting", ("sampling", "accounting", "data", "ledger", "statement"), PUBLIC),
-    ("stages", ("losses", "updates", "models", "clipping", "constraints", "subspaces", "release", "methods"), PRIVATE),
-    ("training", ("training", "estimators", "audit", "diagnose", "figures"), PRIVATE),
+    (
+        "stages",
+        ("losses", "updates", "models", "features", "clipping", "constraints", "subspaces", "release", "methods"),
+        PRIVATE,
+    ),
+    ("training", ("training", "recipes", "estimators", "audit", "diagnose", "figures"), PRIVATE),
     ("applications", ("runs", "federated", "studies", "report", "cli"), PUBLIC),
 )
 """The packages in the order of tests/test_imports.py, in five layers."""
@@ -77,7 +82,7 @@ LAYERS = (
 
 def packages(path: Path) -> None:
     """Draw the packages in layers."""
-    figure, axes = _canvas(height=4.4)
+    figure, axes = _canvas(height=4.4, width=14.4)
     axes.text(0.15, 4.12, "A package imports only from those above it or to its left", fontsize=10, color=INK)
     for row, (layer, names, colour) in enumerate(LAYERS):
         bottom = 3.28 - 0.78 * row
@@ -145,10 +150,81 @@ def measured(stem: str, results: Path, name: str, shown: tuple[str, ...]) -> boo
     return bool(rows)
 
 
+RECIPES = {
+    "MNIST": ("recipes-mnist", "pcdp-table2"),
+    "Fashion-MNIST": ("recipes-fashion", "pcdp-table3"),
+    "CIFAR-10": ("recipes-cifar10", "pcdp-table4"),
+}
+"""By data set: the experiment of the recipes, and the paper's table with the same number of records."""
+
+PAPER_LINES = {
+    "DP-SGD": ("DP-SGD", "#7a869a", "s"),
+    "PDP-SGD, k = 100": ("PDP-SGD", "#c77d0a", "D"),
+    "PCDP-SGD, one subspace": ("PCDP-SGD", "#7d5ba6", "v"),
+}
+"""By the line of the paper's table: its name in the picture, its colour and its marker."""
+
+EPSILONS = (0.03, 0.1, 0.3, 1)
+
+
+def recipes(path: Path, results: Path) -> bool:
+    """Draw accuracy against true epsilon: the recipe, the methods of the papers, and the public records alone.
+
+    Returns:
+        Whether all data sets have finished runs.
+    """
+    figure = Figure(figsize=(13, 4.3), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(RECIPES))
+    complete = True
+    for axes, (title, (name, table)) in zip(panels, RECIPES.items(), strict=True):
+        rows, paper = (done_rows(read_experiment(experiment), results) for experiment in (name, table))
+        chosen = [row for row in rows if row.line == "recipe" and row.measured is not None]
+        complete = complete and bool(chosen)
+        axes.errorbar(
+            [row.epsilon for row in chosen],
+            [row.measured for row in chosen],
+            [row.measured_std or 0 for row in chosen],
+            color="#b5482a", marker="o", linewidth=2.2, capsize=3, label="recipe",
+        )  # fmt: skip
+        public = [row for row in rows if row.line.startswith("public records alone") and row.measured is not None]
+        axes.plot(
+            [row.value for row in public],
+            [row.measured for row in public],
+            color="#b5482a", linestyle="--", linewidth=1.2, label="public records alone, features of the recipe",
+        )  # fmt: skip
+        for line, (label, colour, marker) in PAPER_LINES.items():
+            own = sorted((row for row in paper if row.line == line and row.measured is not None), key=_epsilon)
+            axes.plot(
+                [row.epsilon for row in own],
+                [row.measured for row in own],
+                color=colour, marker=marker, markersize=4, linewidth=1.2, label=label,
+            )  # fmt: skip
+        alone = [row.measured for row in paper if row.line == "public records alone" and row.measured is not None]
+        if alone:
+            axes.axhline(alone[0], color="#7a869a", linestyle=":", linewidth=1.2, label="public records alone, network")
+        axes.set_xscale("log")
+        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.minorticks_off()
+        axes.set_title(f"{title}: 10,000 private and 100 public records", fontsize=10)
+        axes.set_xlabel("true epsilon at delta = 1e-5")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("test accuracy, %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5, frameon=False)
+    figure.savefig(path)
+    return complete
+
+
+def _epsilon(row: ResultRow) -> float:
+    return row.epsilon
+
+
 def main() -> None:
     for file, (name, shown) in MEASURED.items():
         if not measured(file, HERE.parent.parent / "experiments" / "results", name, shown):
             print(f"{file} was not drawn: experiments/results has no finished runs of {name}")
+    if not recipes(HERE / "recipes.png", HERE.parent.parent / "experiments" / "results"):
+        print("recipes.png has data sets without finished runs in experiments/results")
     pipeline(HERE / "pipeline.png")
     packages(HERE / "packages.png")
     audited(HERE / "audit.png")

@@ -40,25 +40,25 @@ def _recipes(args: argparse.Namespace) -> int:
 
 
 def measured(entries: Sequence[Evidence]) -> list[str]:
-    """Return a table of results with a row for each line of each experiment, and a column for each epsilon.
+    """Return a table of results with a row for each line on each data set, and a column for each epsilon.
 
     >>> from gnomon.recipes.evidence import Evidence
     >>> entries = [Evidence("recipes-mnist", "mnist", 10_000, 0.38, line, 0.969, 0.001, 5) for line in ("best", "cold")]
     >>> print("\\n".join(measured(entries)))
-    mnist, 10000 records, 5 seeds
-                          0.38
-      best        96.9 ± 0.1 %
-      cold        96.9 ± 0.1 %
+    mnist, 10000 records, 5 seeds (gnomon reproduce recipes-mnist)
+                           0.38
+      best         96.9 ± 0.1 %
+      cold         96.9 ± 0.1 %
     """
     lines: list[str] = []
-    for experiment in dict.fromkeys(entry.experiment for entry in entries):
-        own = [entry for entry in entries if entry.experiment == experiment]
+    for study in dict.fromkeys((entry.experiment, entry.data) for entry in entries):
+        own = [entry for entry in entries if (entry.experiment, entry.data) == study]
         seeds = sorted({entry.seeds for entry in own})
         count = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-        lines.append(f"{own[0].data}, {own[0].records} records, {count}")
+        lines.append(f"{own[0].data}, {own[0].records} records, {count} (gnomon reproduce {own[0].experiment})")
         epsilons = sorted({entry.epsilon for entry in own})
-        lines.append(" " * 12 + "".join(f"{epsilon:>14g}" for epsilon in epsilons))
+        lines.append(" " * 13 + "".join(f"{epsilon:>14g}" for epsilon in epsilons))
         for name in dict.fromkeys(entry.line for entry in own):
             results = {entry.epsilon: entry.text() for entry in own if entry.line == name}
-            lines.append(f"  {name:<10}" + "".join(f"{results.get(epsilon, '-'):>14}" for epsilon in epsilons))
+            lines.append(f"  {name:<11}" + "".join(f"{results.get(epsilon, '-'):>14}" for epsilon in epsilons))
     return lines

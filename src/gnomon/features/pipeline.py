@@ -32,6 +32,11 @@ class Pipeline:
         public: the base features of the public records and their copies, with their targets; None without any.
         cache: the folder of computed features, or None.
         progress: whether to show progress bars.
+
+    >>> import torch
+    >>> from gnomon.features import Scaled
+    >>> Pipeline(Scaled((3,)), progress=False).records(Records(torch.rand(5, 3), torch.zeros(5))).inputs.shape
+    torch.Size([5, 4])
     """
 
     base: FeatureMap

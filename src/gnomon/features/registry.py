@@ -37,6 +37,9 @@ class Facts:
         columns: the named columns of a table.
         tokens: the number of different tokens, if records are rows of tokens.
         seed: the seed of random choices inside the map.
+
+    >>> Facts((1, 28, 28)).public is None
+    True
     """
 
     shape: Sequence[int]

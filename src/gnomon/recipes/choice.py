@@ -27,7 +27,11 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A setting that a recipe chose, and why."""
+    """A setting that a recipe chose, and why.
+
+    >>> Reason("lr", "0.5", "stable").value
+    '0.5'
+    """
 
     setting: str
     value: str
@@ -131,6 +135,9 @@ class Choice:
         whiten: whether the features are whitened by those of the public records.
         start: whether training starts from a head that is trained on the public records.
         reasons: the choices in words.
+
+    >>> choose("best", Facts((104,))).start
+    False
     """
 
     kind: Kind

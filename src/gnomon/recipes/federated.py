@@ -22,6 +22,11 @@ class FederatedPlan:
     Attributes:
         recipe: the name of the recipe.
         settings: the plan of features and schedule; its steps are the rounds.
+
+    >>> from gnomon.recipes import best
+    >>> plan = FederatedPlan("fed-best", best(shape=(4,), classes=2, records=1000, target_epsilon=1.0))
+    >>> plan.schedule.steps == plan.settings.schedule.steps
+    True
     """
 
     recipe: str

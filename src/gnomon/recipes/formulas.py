@@ -109,6 +109,9 @@ class Schedule:
         lr: the learning rate, constant.
         max_grad_norm: the clip bound C.
         final_noise: the standard deviation of the noise in each final weight.
+
+    >>> Schedule(steps=10, lr=2.0, max_grad_norm=0.5, final_noise=0.7).steps
+    10
     """
 
     steps: int

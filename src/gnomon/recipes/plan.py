@@ -42,6 +42,10 @@ class Plan:
         schedule: the settings of the private part.
         classes: the number of classes.
         warnings: what is unusual about the public records.
+
+    >>> plan = best(shape=(4,), classes=2, records=1000, target_epsilon=1.0, progress=False)
+    >>> plan.dimension, plan.schedule.max_grad_norm, plan.choice.start
+    (5, 0.5, False)
     """
 
     recipe: str
@@ -165,6 +169,11 @@ def resolve(
         budget: the budget.
         classes: the number of classes.
         warnings: what is unusual about the public records.
+
+    >>> facts = Facts((4,))
+    >>> plan = resolve("best", choose("best", facts), pipeline("scaled", facts), Budget(1000, 1.0, 1e-5), classes=2)
+    >>> plan.features.whitening is None
+    True
     """
     step = choice.kind.cold_step
     if choice.whiten:
