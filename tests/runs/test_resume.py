@@ -75,6 +75,32 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, monkeypatch, capsys, own_led
     assert "has ended" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["--epochs", "6", "--sampler", "full"], ["--epochs", "6", "--sampler", "full", "--target-epsilon", "2"],
+     ["--recipe", "best", "--features", "scaled", "--target-epsilon", "2"]],
+    ids=["default", "target", "recipe"],
+)  # fmt: skip
+def test_a_run_whose_noise_was_calibrated_goes_on(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr("gnomon.ledger.ledger.BLOCK", 2)
+    monkeypatch.setattr(Ledger.__init__, "__kwdefaults__", {"block": 2})
+    out, real = tmp_path / "run", RunFolder.append
+
+    def append(self, name, line):
+        real(self, name, line)
+        if json.loads(line)["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(RunFolder, "append", append)
+    assert main(["train", *flags, "--quiet", "--out", str(out), "--ledger", str(tmp_path / "ledger.sqlite")]) == 130
+    monkeypatch.setattr(RunFolder, "append", real)
+    assert main(["resume", "--quiet", str(out)]) == 0
+    statement = json.loads((out / "statement.json").read_text())
+    target = 2.0 if "2" in flags else 1.0
+    assert 0.99 * target < statement["epsilon"] <= target
+    assert statement["steps"] == lines(out)[-1]["step"] > 4
+
+
 def test_noise_for_a_target_is_taken_from_the_run_and_not_searched_again(stopped, monkeypatch):
     """Another machine's search may end in another last digit, and the run would be lost."""
     facts = json.loads((stopped / "checkpoint.json").read_text())

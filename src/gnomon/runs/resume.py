@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
     prepared = prepare(config, progress=progress)
     source, split = prepared.source, prepared.split
     trainer = build_trainer(
-        _with_noise(config, checkpoint.facts["settings"]["noise_multiplier"]),
+        _with_noise(config, checkpoint.facts["settings"]),
         source,
         split.public,
         progress=progress,
@@ -72,14 +73,19 @@ def _config(out: Path, settings_at_start: dict[str, object]) -> TrainConfig:
     return config
 
 
-def _with_noise(config: TrainConfig, noise_multiplier: float) -> TrainConfig:
-    """Return the config with the noise multiplier of the run, instead of calibrating it to the target again.
+def _with_noise(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:
+    """Return the config with the noise and the target of the run, instead of calibrating the noise again.
 
     Calibration on another machine may end in another last digit.
+
+    Args:
+        config: the settings of the run.
+        settings: the settings of its mechanism, as the checkpoint has them.
     """
     if config.noise_multiplier is not None:
         return config
-    return dataclasses.replace(config, noise_multiplier=noise_multiplier, target_epsilon=None)
+    noise, target = settings["noise_multiplier"], settings["target_epsilon"]
+    return dataclasses.replace(config, noise_multiplier=noise, target_epsilon=target)
 
 
 def _ledger(path: Path) -> Ledger:
