@@ -192,6 +192,18 @@ def test_features_and_raw_records_are_one_data_set_in_the_ledger(digits, tmp_pat
     assert total.runs == 3
 
 
+def test_bytes_and_numbers_are_one_data_set_in_the_ledger(digits, tmp_path):
+    _, split = digits
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    pixels = (split.private.inputs * 16).round() * 15
+    images = {"bytes": pixels.to(torch.uint8), "numbers": pixels / 255}
+    for inputs in images.values():
+        plan = plan_of(split, 1.0, recipe="no-public")
+        trainer = gnomon.Trainer.from_recipe(plan, ledger=ledger, progress=False)
+        trainer.fit(plan.records((inputs, split.private.targets)))
+    assert trainer.ledger_session.total(1e-5).runs == 2
+
+
 def test_public_records_among_the_private_ones_are_refused(digits):
     _, split = digits
     plan = plan_of(split)
@@ -256,6 +268,9 @@ def test_ten_public_records_and_a_missing_class_are_warned_of(digits):
         ((torch.rand(20, 1, 8, 8), torch.arange(20)), "class 10"),
         ((torch.rand(20, 1, 8, 8), torch.zeros(20).long()), "one class"),
         ((torch.rand(1, 1, 8, 8), torch.zeros(1).long()), "are 1"),
+        ((torch.rand(20, 1, 8, 8), torch.arange(20) % 10 / 1.0), "type torch.float32"),
+        ((torch.rand(20, 1, 8, 8), torch.eye(20).long()), r"shape \(20, 20\)"),
+        ((torch.rand(20, 1, 8, 8), ["a"] * 20), "no numbers"),
         ((torch.full((20, 1, 8, 8), math.nan), torch.arange(20) % 10), "not finite in 20"),
         ((torch.ones(20, 1, 8, 8), torch.arange(20) % 10), "the same for every record"),
     ],

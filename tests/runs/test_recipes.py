@@ -127,11 +127,48 @@ def test_a_run_folder_without_its_model_is_named(tmp_path):
         load_predictor(tmp_path)
 
 
-def test_plain_dp_sgd_protects_the_same_records():
-    config = TrainConfig(recipe="best", features="scaled", private_records=900, split_seed=3)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"private_records": 900, "split_seed": 3}, {"public_records": 300}],
+    ids=["default", "split", "public"],
+)
+def test_plain_dp_sgd_protects_the_same_records(settings):
+    config = TrainConfig(recipe="best", features="scaled", **settings)
     recipe = prepare(config, progress=False)
-    plain = prepare(plain_dp_sgd(config), progress=False)
+    plain = prepare(plain_dp_sgd(config, recipe.plan.budget.records), progress=False)
     assert torch.equal(plain.split.private.inputs, recipe.split.private.raw.inputs)
+
+
+def test_an_epsilon_of_zero_is_refused_and_not_taken_for_the_default(tmp_path):
+    with pytest.raises(SettingError, match="target_epsilon"):
+        train(dataclasses.replace(SEEDED, target_epsilon=0.0), tmp_path / "run", progress=False)
+
+
+def test_a_distortion_of_rows_is_refused(own, tmp_path):
+    with np.load(own) as stored:
+        rows = {name: stored[name].reshape(len(stored[name]), -1) for name in ("x_train", "x_test", "x_public")}
+    data = changed(own, tmp_path, **rows)
+    config = TrainConfig(data=data, dataset_size=1000, recipe="best", distortion="strokes")
+    with pytest.raises(SettingError, match="are no images"):
+        prepare(config, progress=False)
+
+
+def test_a_run_keeps_its_feature_map_where_eigenvectors_come_out_with_other_signs(tmp_path, monkeypatch):
+    run = train(SEEDED, tmp_path / "run", progress=False)
+    real = torch.linalg.eigh
+
+    def other(matrix):  # another library: other signs, and other directions where eigenvalues are close
+        values, vectors = real(matrix + 1e-9 * torch.diag(torch.arange(len(matrix)) % 3).to(matrix.dtype))
+        return values, vectors * torch.where(torch.arange(len(values)) % 2 == 0, -1.0, 1.0).to(vectors.dtype)
+
+    monkeypatch.setattr(torch.linalg, "eigh", other)
+    monkeypatch.setattr("gnomon.features.whitening.with_signs", lambda vectors: vectors)
+    test = load("digits").test
+    accuracy = evaluate(load_predictor(run.folder), run.trainer.loss, test)["accuracy"]
+    assert accuracy == pytest.approx(run.result.history[-1]["validation/accuracy"], abs=0.006)
+    (run.folder / "feature-map.safetensors").unlink()
+    with pytest.raises(DataError, match="feature-map"):
+        load_predictor(run.folder)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def _train(args: argparse.Namespace) -> int:
     if config.recipe is not None:
         refuse_own_settings(config.recipe, vars(args))  # also those that are given with their default values
     ledger = None if config.insecure_noise_seed is not None else chosen_ledger(args.ledger)
-    beside = ""
     with claimed(config.data_name) if args.out is None else nullcontext(args.out) as out:
         run = train(
             config,
@@ -107,21 +106,20 @@ def _train(args: argparse.Namespace) -> int:
             on_start=lambda: warn_if_new(ledger),
             on_plan=lambda plan: show_plan(plan, quiet=args.quiet),
         )
-        if args.dp_sgd_beside and run.result.stopped == "finished":
+        elsewhere = "" if config.recipe is None or args.dp_sgd_beside else _measured_elsewhere(config, run)
+        code = print_outcome(run, elsewhere)
+        if args.dp_sgd_beside and run.result.stopped == "finished":  # the result of the recipe is told before
             plain = train(
-                plain_dp_sgd(config),
+                plain_dp_sgd(config, int(run.trainer.mechanism.expected_batch_size)),
                 run.folder / "dp-sgd",
                 overwrite=args.overwrite,
                 progress=not args.quiet,
                 ledger=ledger,
                 dataset=args.data_id,
             )
-            last = plain.result.history[-1] if plain.result.history else {}
-            if "validation/accuracy" in last:
-                beside = f"{100 * last['validation/accuracy']:.1f} % at {plain.result.epsilon!r}"
-    if config.recipe is not None and not beside:
-        beside = _measured_elsewhere(config, run)
-    return print_outcome(run, beside)
+            print("\nplain DP-SGD on the same records")
+            code = print_outcome(plain)
+    return code
 
 
 def _measured_elsewhere(config: TrainConfig, run: TrainingRun) -> str:

@@ -174,6 +174,13 @@ class FeatureMap(nn.Module):
         """Stay in evaluation mode, whatever the mode asked for: features never depend on it."""
         return super().train(False)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take the buffers as they are stored, whatever the sizes of the present ones."""
+        for name, buffer in self._buffers.items():
+            if buffer is not None and (stored := state_dict.get(prefix + name)) is not None:
+                self._buffers[name] = stored.to(buffer.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def identity(self) -> str:
         """Return a hash of everything that determines the features: class, settings, buffers and parameters."""
         digest = hashlib.sha256(f"{type(self).__module__}.{type(self).__qualname__} {VERSION} ".encode())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from gnomon.errors import DataError, SettingError
 from gnomon.features.feature_map import FeatureMap, Origin, unit_norm
-from gnomon.features.whitening import SMALLEST_EIGENVALUE, PublicWhitening, checked_features
+from gnomon.features.whitening import SMALLEST_EIGENVALUE, PublicWhitening, checked_features, with_signs
 from gnomon.validate import whole
 
 LEADING = 100
@@ -82,6 +84,12 @@ class GridWhitening(PublicWhitening):
         scale = (first + self.lam * self.eigenvalues[0]).rsqrt() * self.eigenvalues[0].sqrt()  # at most lam^(-1/2)
         return unit_norm(coordinates * scale.float())
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Store the used products of directions alone."""
+        FeatureMap._save_to_state_dict(self, destination, prefix, keep_vars)
+        for name in ("eigenvalues", "order"):
+            destination[f"{prefix}{name}"] = getattr(self, name)[: self.k].clone()
+
     def _set(self, k: int | None, lam: float) -> None:
         super()._set(k, lam)
         self.name = f"{self.name}, the same in each of {self.cells} cells"
@@ -95,10 +103,11 @@ def _products(features: Tensor, cells: int) -> tuple[Tensor, Tensor, Tensor, Ten
         raise DataError("the public features", "are the same for every record", "give public records that differ")
     flat = rows.flatten(0, 1)
     values, along = (part.flip(-1) for part in torch.linalg.eigh((flat.T @ flat).double() / len(flat)))
+    along = with_signs(along)
     rows = rows @ along.float()
     count = int((values[:LEADING] > SMALLEST_EIGENVALUE * values[0]).sum())
     leading = rows[:, :, :count] / values[:count].sqrt().float()  # each direction counts equally
     covariance = torch.einsum("nac,nbc->ab", leading, leading).double()
-    across = torch.linalg.eigh(covariance)[1].flip(1)
+    across = with_signs(torch.linalg.eigh(covariance)[1].flip(1))
     variances = (across.float().T @ rows).square().mean(0)
     return mean, along, across, variances.flatten().double()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from gnomon.data.records import Records
@@ -12,7 +13,7 @@ from gnomon.errors import SettingError
 from gnomon.features.checks import check_private
 from gnomon.features.compute import compute
 from gnomon.features.distortion import Distortion, augmented
-from gnomon.features.feature_map import FeatureMap, Origin, compose
+from gnomon.features.feature_map import FeatureMap, Origin, as_float, compose
 from gnomon.features.grid_whitening import GridWhitening
 from gnomon.features.registry import Facts, build
 from gnomon.features.whitening import PublicWhitening
@@ -81,7 +82,7 @@ class Pipeline:
         )
         if self.whitening is not None and private:
             check_private(self.whitening, records)
-        return Records(self._whiten(features), records.targets, records.groups, records)
+        return Records(self._whiten(features), records.targets, records.groups, as_values(records))
 
     @property
     def public_features(self) -> Records | None:
@@ -94,6 +95,18 @@ class Pipeline:
         if self.whitening is None:
             return features.float()
         return compute(self.whitening, features, progress=False, private=False)
+
+
+def as_values(records: Records) -> Records:
+    """Return records whose bytes are their values over 255, as the maps take them and as files are loaded.
+
+    The same images as bytes and as numbers are then one data set in the ledger.
+
+    >>> import torch
+    >>> as_values(Records(torch.tensor([[51]], dtype=torch.uint8), torch.zeros(1))).inputs
+    tensor([[0.2000]])
+    """
+    return replace(records, inputs=as_float(records.inputs)) if records.inputs.dtype == torch.uint8 else records
 
 
 def pipeline(
@@ -141,5 +154,6 @@ def pipeline(
         inputs = augmented(inputs, copies=copies, kind=distortion, seed=facts.seed)
         targets = targets.repeat(copies)
         raw = public[list(range(len(public))) * copies]
+    raw = as_values(raw)
     mapped = compute(base, inputs, cache=cache, dtype="float16", progress=progress, private=False)
     return Pipeline(base, None, Records(mapped.float(), targets, raw=raw), cache, progress)

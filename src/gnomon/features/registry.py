@@ -68,6 +68,10 @@ def _scattering(facts: Facts, size: int | None) -> FeatureMap:
 
 
 def _patches(facts: Facts, size: int | None) -> FeatureMap:
+    if len(facts.shape) != 3 or min(facts.shape[1:]) < SMALL_SIDE:
+        shape = tuple(facts.shape)
+        expected = f"a map of other records, because {shape} is no image with sides of at least {SMALL_SIDE}"
+        raise SettingError("features", "patches", expected)
     threshold = COLOUR_THRESHOLD if facts.shape[0] > 1 else GREY_THRESHOLD
     return WhitenedPatches(facts.public, filters=size or FILTERS, threshold=threshold, seed=facts.seed)
 

@@ -90,6 +90,13 @@ class PublicWhitening(FeatureMap):
         scale = (first + self.lam * self.eigenvalues[0]).rsqrt() * self.eigenvalues[0].sqrt()  # at most lam^(-1/2)
         return unit_norm(coordinates * scale.float())
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Store the used directions alone: all of them are many times as large."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}eigenvalues"] = self.eigenvalues[: self.k].clone()
+        if len(self.basis.T) > self.k:
+            destination[f"{prefix}basis"] = self.basis[:, : self.k].clone()
+
     def _set(self, k: int | None, lam: float) -> None:
         wanted = self.rank if k is None else whole("k", k)
         self.lam = non_negative("lam", lam)
@@ -139,4 +146,16 @@ def _decomposition(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not rank or values[0] <= 1e-12 * scale:
         raise DataError("the public features", "are the same for every record", "give public records that differ")
     values, vectors = values[:rank], vectors[:, :rank]
-    return mean, values, vectors if count >= dimension else rows.T @ vectors / (values * count).sqrt()
+    vectors = vectors if count >= dimension else rows.T @ vectors / (values * count).sqrt()
+    return mean, values, with_signs(vectors)
+
+
+def with_signs(vectors: Tensor) -> Tensor:
+    """Return eigenvectors whose largest entries are positive; libraries differ in the signs that they return.
+
+    >>> with_signs(torch.tensor([[0.6, 0.8], [-0.8, 0.6]]))
+    tensor([[-0.6000,  0.8000],
+            [ 0.8000,  0.6000]])
+    """
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    return vectors * torch.where(largest < 0, -1.0, 1.0).to(vectors.dtype)

@@ -260,8 +260,11 @@ def as_records(data: Any) -> Records:
     """
     if isinstance(data, Records):
         return data
-    inputs, targets = data
-    return Records(torch.as_tensor(inputs), torch.as_tensor(targets))
+    try:
+        inputs, targets = data
+        return Records(torch.as_tensor(inputs), torch.as_tensor(targets))
+    except (TypeError, ValueError) as error:
+        raise DataError("the records", f"are no numbers ({error})", "give (inputs, targets) as arrays") from None
 
 
 def check_public(public: Records, shape: Sequence[int], classes: int) -> list[str]:
@@ -285,7 +288,11 @@ same shape
     if bad.any():
         problem = f"are not finite in {int(bad.sum())} of {len(public)}"
         raise DataError("the public records", problem, "remove these records")
-    counts = Counter(public.targets.tolist())
+    labels = public.targets
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        problem = f"have targets of shape {tuple(labels.shape)} and type {labels.dtype}"
+        raise DataError("the public records", problem, "give one class number for each record, as targets.long()")
+    counts = Counter(labels.tolist())
     outside = sorted(label for label in counts if not 0 <= label < classes)
     if outside:
         problem = f"have the class {outside[0]}, outside of 0 to {classes - 1}"

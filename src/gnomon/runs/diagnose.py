@@ -45,7 +45,7 @@ def diagnose(folder: Path, *, public_only: bool = False, rank: int = 20, records
     """
     sample_size = validate.whole("records", records, least=2)
     config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
-    prepared = prepare(config, progress=False)
+    prepared = prepare(config, progress=False, stored=folder)
     source, split = prepared.source, prepared.split
     trainer = build_trainer(config, source, split.public, progress=False)
     _restore(trainer.model, folder / "model.safetensors")

@@ -14,9 +14,9 @@ from gnomon.errors import SettingError
 from gnomon.files import write_atomic
 
 FILES = (
-    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "statement.txt", "statement.json",
-    "curve.png", "diagnostics.jsonl", "diagnosis.json", "audit.txt", "audit.json", "audit.png", "public-only.json",
-    "report.html",
+    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "feature-map.safetensors",
+    "public.safetensors", "statement.txt", "statement.json", "curve.png", "diagnostics.jsonl", "diagnosis.json",
+    "audit.txt", "audit.json", "audit.png", "public-only.json", "report.html",
 )  # fmt: skip
 """Files that a run, its diagnostics, its audit or its report writes."""
 

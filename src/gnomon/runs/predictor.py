@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from gnomon import models
@@ -16,10 +16,8 @@ from gnomon.data import Records, Source
 from gnomon.data.sources.columns import Column
 from gnomon.errors import DataError
 from gnomon.features import Facts, pipeline
+from gnomon.runs.builders.map_files import restore_map, stored_public
 from gnomon.runs.config import TrainConfig, read_yaml
-
-PUBLIC = "public.safetensors"
-"""The public records from which the feature map of a run is made, as they were before the map."""
 
 
 def model_facts(source: Source, raw: Records) -> dict[str, str]:
@@ -43,19 +41,10 @@ def model_facts(source: Source, raw: Records) -> dict[str, str]:
     }
 
 
-def public_bytes(public: Records) -> bytes:
-    """Return public records as the content of a file.
-
-    >>> len(public_bytes(Records(torch.zeros(2, 3), torch.zeros(2)))) > 24
-    True
-    """
-    return save({"inputs": public.inputs.contiguous(), "targets": public.targets.contiguous()})
-
-
 def load_predictor(folder: Path | str) -> nn.Module:
     """Return the trained model of a run in evaluation mode: from inputs as the data set gives them to scores.
 
-    For a run with a feature map, the map is made again from the settings and the public records in the folder.
+    For a run with a feature map, the map is made from the settings and the files in the folder.
 
     Args:
         folder: the folder of a run of `gnomon train`.
@@ -93,7 +82,7 @@ def load_predictor(folder: Path | str) -> nn.Module:
         return _with_weights(models.build(name, shape, classes), weights, path)
     features = pipeline(
         config.features,
-        Facts(shape, _public(folder), columns, tokens, config.seed),
+        Facts(shape, stored_public(folder), columns, tokens, config.seed),
         copies=config.public_copies,
         distortion=config.distortion,
         progress=False,
@@ -101,21 +90,11 @@ def load_predictor(folder: Path | str) -> nn.Module:
     if config.whitening_directions is not None:
         features = features.whitened(config.whitening_directions, config.whitening_lam)
     feature_map = features.feature_map
+    restore_map(feature_map, folder)
     if feature_map.dimension is None:
         feature_map(torch.zeros(1, *shape))
     head = models.build(config.model or "logistic", (math.prod(feature_map.output_shape),), classes)
     return nn.Sequential(feature_map, _with_weights(head, weights, path)).eval()
-
-
-def _public(folder: Path) -> Records | None:
-    path = folder / PUBLIC
-    if not path.exists():
-        return None
-    try:
-        stored = load_file(path)
-        return Records(stored["inputs"], stored["targets"])
-    except (SafetensorError, KeyError) as error:
-        raise DataError(path, f"cannot be read ({error})", "restore the files of the run, or run it again") from None
 
 
 def _with_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> nn.Module:

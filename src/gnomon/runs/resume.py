@@ -44,7 +44,7 @@ def resume(out: Path, *, ledger: Ledger | None = None, progress: bool = True) ->
     config = _config(out, notes["config"])
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    prepared = prepare(config, progress=progress)
+    prepared = prepare(config, progress=progress, stored=out)
     source, split = prepared.source, prepared.split
     trainer = build_trainer(
         _with_noise(config, checkpoint.facts["settings"]),

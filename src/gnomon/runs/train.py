@@ -20,10 +20,11 @@ from gnomon.ledger import Ledger
 from gnomon.ledger.ledger import BLOCK
 from gnomon.recipes import Plan
 from gnomon.runs.builders import build_trainer, prepare, public_only
+from gnomon.runs.builders.map_files import PUBLIC, STATE, map_bytes, public_bytes
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
-from gnomon.runs.predictor import PUBLIC, model_facts, public_bytes
+from gnomon.runs.predictor import model_facts
 from gnomon.runs.tensorboard import EventFiles
 from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
@@ -115,6 +116,10 @@ def train(
     folder = RunFolder(out, overwrite)
     folder.write("config.yaml", config.to_yaml().encode())
     folder.write("environment.json", json.dumps(environment(), indent=2).encode())
+    if prepared.feature_map is not None:
+        folder.write(STATE, map_bytes(prepared.feature_map))
+        if split.public.raw is not None:
+            folder.write(PUBLIC, public_bytes(split.public.raw[: len(split.public) // config.public_copies]))
     notes = {
         "config": dataclasses.asdict(config),
         "every": checkpoint_every or max(trainer.mechanism.steps_per_epoch, BLOCK),
@@ -183,9 +188,6 @@ def complete(
     raw = split.private if split.private.raw is None else split.private.raw
     facts = {"format": "pt", **model_facts(source, raw)}
     folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), facts))
-    if config.features is not None and split.public.raw is not None:
-        count = len(split.public) // config.public_copies
-        folder.write(PUBLIC, public_bytes(split.public.raw[:count]))
     statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())

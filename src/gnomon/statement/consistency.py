@@ -27,7 +27,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
 }
 """The accountant to recompute epsilon with, for each name that a statement can give."""
 
-HASHED_FILES = ("model.safetensors", "config.yaml")
+HASHED_FILES = ("model.safetensors", "feature-map.safetensors", "config.yaml")
 """Files of a run folder whose SHA-256 the statement records."""
 
 

@@ -15,7 +15,14 @@ from gnomon.federated.builders.strategy import NEEDS_PUBLIC
 from gnomon.recipes import Budget, Choice, FederatedPlan, check_public, resolve_federated
 from gnomon.release import SeededNoise
 from gnomon.runs.builders import records
-from gnomon.runs.builders.preparation import PHYSICAL, choice_of, facts_of, refuse_own_settings, refuse_without_features
+from gnomon.runs.builders.preparation import (
+    PHYSICAL,
+    choice_of,
+    facts_of,
+    refuse_own_settings,
+    refuse_without_features,
+    target_of,
+)
 from gnomon.runs.federate_config import FederateConfig, federated_defaults
 from gnomon.sampling.draws import shuffle
 from gnomon.validate import whole
@@ -95,7 +102,7 @@ def prepare_federation(config: FederateConfig, *, progress: bool = True) -> Prep
     plan = None
     if choice is not None:
         size = sum(map(len, train.values()))
-        budget = Budget(size, config.target_epsilon or 1.0, config.target_delta, len(train))
+        budget = Budget(size, target_of(config), config.target_delta, len(train))
         plan = resolve_federated(choice, features, budget, source.classes, warnings)
         config, features = _with_plan(config, plan), plan.features
     elif config.whitening_directions is not None:

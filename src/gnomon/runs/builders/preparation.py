@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gnomon.data import Records, Source, Split, load
 from gnomon.errors import SettingError
 from gnomon.features import Facts, FeatureMap, Pipeline, pipeline
 from gnomon.recipes import Budget, Choice, Plan, check_public, choose, resolve
+from gnomon.runs.builders.map_files import restore_map
 from gnomon.runs.builders.records import declared_size, has_public, is_own, records
 from gnomon.runs.config import FEATURES, Config, TrainConfig, default_settings
 from gnomon.runs.setting_names import dashed
@@ -52,7 +54,7 @@ class Prepared:
     plan: Plan | None = None
 
 
-def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
+def prepare(config: TrainConfig, *, progress: bool = True, stored: Path | None = None) -> Prepared:
     """Return the records of a run as its model takes them.
 
     No private record is read to resolve a recipe: settings follow from declared sizes and the public records alone.
@@ -60,6 +62,8 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
     Args:
         config: the settings.
         progress: whether to show progress bars while features are computed.
+        stored: the folder of an earlier run with these settings, whose feature map is used: eigenvectors that another
+            library computes may have other signs.
 
     Raises:
         SettingError: a setting has a value that cannot be used, or a setting is given that the recipe chooses.
@@ -91,9 +95,21 @@ def prepare(config: TrainConfig, *, progress: bool = True) -> Prepared:
     if choice is None:
         if config.whitening_directions is not None:
             parts = parts.whitened(config.whitening_directions, config.whitening_lam)
+        if stored is not None:
+            restore_map(parts.feature_map, stored)
         return _mapped(config, source, split, parts)
     plan = resolve(config.recipe or "", choice, parts, budget_of(config, source), source.classes, warnings)
     return dataclasses.replace(_mapped(with_plan(config, plan), source, split, plan.features), plan=plan)
+
+
+def target_of(config: Config) -> float:
+    """Return the epsilon that a recipe spends: that of the settings, or 1.
+
+    >>> target_of(TrainConfig()), target_of(TrainConfig(target_epsilon=0.5))
+    (1.0, 0.5)
+    """
+    target: float | None = getattr(config, "target_epsilon")  # noqa: B009  # both kinds of runs have it
+    return 1.0 if target is None else target
 
 
 def budget_of(config: TrainConfig, source: Source) -> Budget:
@@ -103,7 +119,7 @@ def budget_of(config: TrainConfig, source: Source) -> Budget:
     >>> budget_of(TrainConfig(recipe="best"), load("digits"))
     Budget(records=1437, epsilon=1.0, delta=1e-05, clients=1)
     """
-    return Budget(declared_size(config, source), config.target_epsilon or 1.0, config.target_delta)
+    return Budget(declared_size(config, source), target_of(config), config.target_delta)
 
 
 def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
@@ -147,20 +163,27 @@ def refuse_own_settings(recipe: str, given: Mapping[str, Any], names: Sequence[s
             )
 
 
-def plain_dp_sgd(config: TrainConfig) -> TrainConfig:
+def plain_dp_sgd(config: TrainConfig, records: int) -> TrainConfig:
     """Return DP-SGD on the records of a recipe's run, at its budget, with the default settings of the data set.
 
-    >>> plain = plain_dp_sgd(TrainConfig(data="mnist", recipe="best", private_records=10_000, target_epsilon=0.5))
-    >>> plain.target_epsilon, plain.epochs, plain.public_records
-    (0.5, 80.0, 100)
+    Args:
+        config: the settings of the recipe's run.
+        records: its declared number of private records.
+
+    >>> plain = plain_dp_sgd(TrainConfig(data="mnist", recipe="best", target_epsilon=0.5), records=59_900)
+    >>> plain.target_epsilon, plain.epochs, plain.private_records, plain.public_records
+    (0.5, 80.0, 59900, 100)
     """
-    aside = None if is_own(config.data) else config.public_records or 100  # the same records are private
-    return dataclasses.replace(
+    plain = dataclasses.replace(
         default_settings(config.data),
         **{name: getattr(config, name) for name in SHARED},
-        target_epsilon=config.target_epsilon or 1.0,
-        public_records=aside,
+        target_epsilon=target_of(config),
     )
+    plain = dataclasses.replace(plain, batch_size=min(plain.batch_size, records))
+    if is_own(config.data):
+        return plain
+    aside = 100 if config.public_records is None else config.public_records  # the same records are private
+    return dataclasses.replace(plain, private_records=records, public_records=aside)
 
 
 def _choice(config: TrainConfig, source: Source) -> Choice:
@@ -184,7 +207,7 @@ def choice_of(config: TrainConfig, source: Source) -> Choice:
     return choose(
         config.recipe or "best",
         facts_of(config, source, public),
-        distortion=_distortion(config),
+        distortion=_distortion(config, source),
         features=config.features,
     )
 
@@ -199,9 +222,14 @@ def facts_of(config: TrainConfig, source: Source, public: Records | None) -> Fac
     return Facts(source.input_shape, public, source.columns, source.tokens, config.seed)
 
 
-def _distortion(config: TrainConfig) -> str:
+def _distortion(config: TrainConfig, source: Source) -> str:
     """Return the distortion of the settings, or that of a benchmark whose images are known to everybody."""
-    return config.distortion if config.distortion != "none" else HANDWRITING.get(config.data, "none")
+    if config.distortion == "none":
+        return HANDWRITING.get(config.data, "none")
+    if len(source.input_shape) != 3:
+        shape = tuple(source.input_shape)
+        raise SettingError("distortion", config.distortion, f"none, because records of shape {shape} are no images")
+    return config.distortion
 
 
 def _with_choice(config: TrainConfig, choice: Choice) -> TrainConfig:
