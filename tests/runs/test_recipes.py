@@ -123,7 +123,7 @@ def test_the_model_of_a_run_is_loaded_from_its_folder_alone(own, tmp_path):
 
 def test_a_run_folder_without_its_model_is_named(tmp_path):
     (tmp_path / "config.yaml").write_text("data: digits\n")
-    with pytest.raises(DataError, match=r"model\.safetensors is missing"):
+    with pytest.raises(DataError, match=r"model\.json is missing"):
         load_predictor(tmp_path)
 
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gnomon.text import counted
+
 if TYPE_CHECKING:
     from gnomon.recipes.evidence import Evidence
 
@@ -54,7 +56,7 @@ def measured(entries: Sequence[Evidence]) -> list[str]:
     for study in dict.fromkeys((entry.experiment, entry.data) for entry in entries):
         own = [entry for entry in entries if (entry.experiment, entry.data) == study]
         seeds = sorted({entry.seeds for entry in own})
-        count = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        count = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
         lines.append(f"{own[0].data}, {own[0].records} records, {count} (gnomon reproduce {own[0].experiment})")
         epsilons = sorted({entry.epsilon for entry in own})
         lines.append(" " * 13 + "".join(f"{epsilon:>14g}" for epsilon in epsilons))

@@ -14,7 +14,7 @@ from gnomon.errors import SettingError
 from gnomon.files import write_atomic
 
 FILES = (
-    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "feature-map.safetensors",
+    "config.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "model.json", "feature-map.safetensors",
     "public.safetensors", "statement.txt", "statement.json", "curve.png", "diagnostics.jsonl", "diagnosis.json",
     "audit.txt", "audit.json", "audit.png", "public-only.json", "report.html",
 )  # fmt: skip

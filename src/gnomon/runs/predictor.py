@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,9 +19,12 @@ from gnomon.features import Facts, pipeline
 from gnomon.runs.builders.map_files import restore_map, stored_public
 from gnomon.runs.config import TrainConfig, read_yaml
 
+FACTS = "model.json"
+"""What the inputs and outputs of the model of a run are."""
 
-def model_facts(source: Source, raw: Records) -> dict[str, str]:
-    """Return what model.safetensors says about the inputs and outputs of its model, besides the weights.
+
+def model_facts(source: Source, raw: Records) -> str:
+    """Return what the inputs and outputs of a model are, as JSON.
 
     Args:
         source: the data set.
@@ -29,16 +32,12 @@ def model_facts(source: Source, raw: Records) -> dict[str, str]:
 
     >>> from gnomon.data import load
     >>> digits = load("digits")
-    >>> model_facts(digits, digits.train)
-    {'input_shape': '[1, 8, 8]', 'classes': '10', 'columns': '{}', 'tokens': '0'}
+    >>> print(model_facts(digits, digits.train))
+    {"input_shape": [1, 8, 8], "classes": 10, "columns": {}, "tokens": 0}
     """
     columns = {name: [column.first, list(column.values)] for name, column in source.columns.items()}
-    return {
-        "input_shape": json.dumps(list(raw.inputs.shape[1:])),
-        "classes": str(source.classes),
-        "columns": json.dumps(columns),
-        "tokens": str(source.tokens),
-    }
+    shape = list(raw.inputs.shape[1:])
+    return json.dumps({"input_shape": shape, "classes": source.classes, "columns": columns, "tokens": source.tokens})
 
 
 def load_predictor(folder: Path | str) -> nn.Module:
@@ -67,16 +66,15 @@ def load_predictor(folder: Path | str) -> nn.Module:
     config = TrainConfig.from_dict(read_yaml(folder / "config.yaml"))
     path = folder / "model.safetensors"
     try:
-        with safe_open(path, "pt") as file:
-            facts = file.metadata() or {}
+        facts = json.loads((folder / FACTS).read_text())
+        shape, classes, tokens = tuple(facts["input_shape"]), int(facts["classes"]), int(facts["tokens"])
+        columns = {name: Column(first, tuple(values)) for name, (first, values) in facts["columns"].items()}
         weights = load_file(path)
-        shape, classes = tuple(json.loads(facts["input_shape"])), int(facts["classes"])
-        columns = {name: Column(first, tuple(values)) for name, (first, values) in json.loads(facts["columns"]).items()}
-        tokens = int(facts["tokens"])
-    except FileNotFoundError:
-        raise DataError(path, "is missing", "give the folder of a training run that has finished") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise DataError(path, f"cannot be read ({error})", "restore the files of the run, or run it again") from None
+    except FileNotFoundError as error:
+        missing = folder / (FACTS if FACTS in str(error) else path.name)
+        raise DataError(missing, "is missing", "give the folder of a training run that has finished") from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(folder, f"cannot be read ({error})", "restore the files of the run, or run it again") from None
     if config.features is None:
         name = config.model or ("linear" if config.constraint else models.model_for_shape(shape))
         return _with_weights(models.build(name, shape, classes), weights, path)

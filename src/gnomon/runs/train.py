@@ -24,7 +24,7 @@ from gnomon.runs.builders.map_files import PUBLIC, STATE, map_bytes, public_byte
 from gnomon.runs.config import TrainConfig
 from gnomon.runs.environment import environment
 from gnomon.runs.folder import RunFolder
-from gnomon.runs.predictor import model_facts
+from gnomon.runs.predictor import FACTS, model_facts
 from gnomon.runs.tensorboard import EventFiles
 from gnomon.statement.consistency import file_hashes
 from gnomon.training import Trainer, TrainingResult, save_checkpoint
@@ -82,7 +82,7 @@ def train(
     >>> with tempfile.TemporaryDirectory() as place:
     ...     run = train(config, Path(place) / "run", progress=False)
     ...     sorted(p.name for p in run.folder.iterdir())  # doctest: +NORMALIZE_WHITESPACE
-    ['config.yaml', 'curve.png', 'environment.json', 'metrics.jsonl', 'model.safetensors',
+    ['config.yaml', 'curve.png', 'environment.json', 'metrics.jsonl', 'model.json', 'model.safetensors',
      'statement.json', 'statement.txt']
     """
     if config.threads is not None:
@@ -186,8 +186,8 @@ def complete(
         write_metrics(result.history[-1])
     result.history[:0] = history
     raw = split.private if split.private.raw is None else split.private.raw
-    facts = {"format": "pt", **model_facts(source, raw)}
-    folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), facts))
+    folder.write(FACTS, model_facts(source, raw).encode())
+    folder.write("model.safetensors", safetensors_bytes(untied(trainer.final.state_dict()), {"format": "pt"}))
     statement = dataclasses.replace(trainer.statement(), files=file_hashes(folder.path))
     folder.write("statement.txt", statement.text().encode())
     folder.write("statement.json", statement.json().encode())

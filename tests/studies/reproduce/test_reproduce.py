@@ -40,6 +40,9 @@ SIZES = {
     "pdp-figure12-fashion": 50_000,
     "pdp-figure13-mnist": 50_000,
     "pdp-figure13-fashion": 50_000,
+    "recipes-full": 59_900,
+    "recipes-tabular": 32_461,
+    "recipes-text": 36_000,
 }
 
 
@@ -51,8 +54,12 @@ def test_every_file_describes_cells_that_could_run(name, monkeypatch):
     experiment = read_experiment(name)
     for line, value in experiment.chosen():
         for cell in cells_of(dataclasses.replace(experiment, seeds=1), line, value):
-            assert cell.config.private_records == SIZES.get(name, 10_000)
-            assert line.method == "public-only" or cell.config.noise_multiplier > 0 or line.name == "SGD"
+            assert cell.config.private_records == line.settings.get("private-records", SIZES.get(name, 10_000))
+            assert line.settings.get("dataset-size", cell.config.private_records) == cell.config.private_records
+            if cell.config.recipe is not None:  # which calibrates the noise for the budget
+                assert cell.config.target_epsilon == value
+            else:
+                assert line.method == "public-only" or cell.config.noise_multiplier > 0 or line.name == "SGD"
     assert not {value for line in experiment.lines for value in line.published} - set(experiment.values)
     assert not {value for line in experiment.lines for value in line.at} - set(experiment.values)
     short = experiment.shortened()

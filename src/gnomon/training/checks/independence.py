@@ -172,12 +172,15 @@ def _refuse_dependence(
         chance = RepeatableRandomness(model)
 
         with chance.repeated() as random_ops:
-            whole = summary(update(model, loss, inputs, targets))
+            updates = update(model, loss, inputs, targets)
+        whole = summary(updates)  # outside, because a summary draws random numbers of its own
+        del updates
 
         def run(records: tuple[Any, Any], constant: bool = False) -> Comparable:
             chance.restore()
             with chance.repeated(constant) if constant or random_ops.own_generator else nullcontext():
-                return summary(update(model, loss, *records))
+                updates = update(model, loss, *records)
+            return summary(updates)
 
         filled = _refuse_lasting(before, run, inputs, targets) if before.changed() else before
         still = whole
@@ -218,12 +221,14 @@ def refuse_padding(model: nn.Module, loss: Loss, update: Update, inputs: Any, ta
             chance = RepeatableRandomness(model)
             products = Products.drawn()
             with chance.repeated(constant=True):
-                before = products(update(model, loss, *rows))
+                longer_updates = update(model, loss, *rows)
+            before = products(longer_updates)
             try:
                 with chance.repeated(constant=True):
-                    after = products(update(model, loss, *shorter))
+                    shorter_updates = update(model, loss, *shorter)
             except Exception:  # the model accepts a single length, so none of its batches is padded
                 continue
+            after = products(shorter_updates)
         apart = before.apart_from(after)
         if not apart <= before.tolerance:
             raise NotPrivate(
