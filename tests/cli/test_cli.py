@@ -106,6 +106,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
         "environment.json",
         "metrics.jsonl",
         "model.safetensors",
+        "model.json",
         "statement.txt",
         "statement.json",
         "curve.png",

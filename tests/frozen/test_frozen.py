@@ -15,7 +15,7 @@ SAME_MACHINE = FROZEN["machine"] == machine()
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_those_that_were_frozen(name):
     if name in TIES and not SAME_MACHINE:
-        pytest.skip("rounding decides which data sets this audit looks at, and the file is of another machine")
+        pytest.skip("rounding decides the outcome of this case, and the file is of another machine")
     found = list(differences(FROZEN["cases"][name], plain(outputs_of(name)), name, exact=SAME_MACHINE))
     assert not found, "\n" + "\n".join(map(str, found))
 

@@ -472,7 +472,7 @@ def test_a_model_of_two_precisions_takes_a_step(make):
     public = torch.randn(9, 6), torch.randint(0, 3, (9,))
     trainer = gnomon.Trainer(
         model, LOSS, torch.optim.SGD(model.parameters(), lr=0.1), method=make(public), max_grad_norm=1.0,
-        sample_rate=0.5, expected_batch_size=6, noise_multiplier=1.0, target_delta=1e-5, steps=2, progress=False,
+        sample_rate=0.5, expected_batch_size=6, noise_multiplier=1.0, target_delta=1e-5, steps=6, progress=False,
     )  # fmt: skip
     before = [p.detach().clone() for p in model.parameters()]
     trainer.fit((torch.randn(12, 6), torch.randint(0, 3, (12,))))
