@@ -1,4 +1,4 @@
-"""What commands print about a recipe: the settings that it chose, and what its public records give alone."""
+"""Printing of a recipe: the settings that it chose, and the accuracy of its public records alone."""
 
 from __future__ import annotations
 

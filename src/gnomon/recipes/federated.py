@@ -49,7 +49,7 @@ class FederatedPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is unusual about the public records."""
+        """Warnings about the public records."""
         return self.settings.warnings
 
     @property
@@ -87,7 +87,7 @@ def resolve_federated(
         features: the features, not whitened yet.
         budget: the budget, with the records and the number of all clients.
         classes: the number of classes.
-        warnings: what is unusual about the public records.
+        warnings: warnings about the public records.
 
     >>> from gnomon.data import Records
     >>> from gnomon.features import Facts, pipeline

@@ -41,7 +41,7 @@ class Plan:
         features: the features, with the whitening that the budget allows.
         schedule: the settings of the private part.
         classes: the number of classes.
-        warnings: what is unusual about the public records.
+        warnings: warnings about the public records.
 
     >>> plan = best(shape=(4,), classes=2, records=1000, target_epsilon=1.0, progress=False)
     >>> plan.dimension, plan.schedule.max_grad_norm, plan.choice.start
@@ -168,7 +168,7 @@ def resolve(
         features: the features, not whitened yet.
         budget: the budget.
         classes: the number of classes.
-        warnings: what is unusual about the public records.
+        warnings: warnings about the public records.
 
     >>> facts = Facts((4,))
     >>> plan = resolve("best", choose("best", facts), pipeline("scaled", facts), Budget(1000, 1.0, 1e-5), classes=2)

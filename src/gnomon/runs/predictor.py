@@ -20,7 +20,7 @@ from gnomon.runs.builders.map_files import restore_map, stored_public
 from gnomon.runs.config import TrainConfig, read_yaml
 
 FACTS = "model.json"
-"""What the inputs and outputs of the model of a run are."""
+"""File of a run folder that describes the inputs and the outputs of its model."""
 
 
 def model_facts(source: Source, raw: Records) -> str:

@@ -102,7 +102,7 @@ def prepare_federation(config: FederateConfig, *, progress: bool = True) -> Prep
     plan = None
     if choice is not None:
         size = sum(map(len, train.values()))
-        budget = Budget(size, target_of(config), config.target_delta, len(train))
+        budget = Budget(size, target_of(config.target_epsilon), config.target_delta, len(train))
         plan = resolve_federated(choice, features, budget, source.classes, warnings)
         config, features = _with_plan(config, plan), plan.features
     elif config.whitening_directions is not None:

@@ -102,14 +102,13 @@ def prepare(config: TrainConfig, *, progress: bool = True, stored: Path | None =
     return dataclasses.replace(_mapped(with_plan(config, plan), source, split, plan.features), plan=plan)
 
 
-def target_of(config: Config) -> float:
-    """Return the epsilon that a recipe spends: that of the settings, or 1.
+def target_of(target_epsilon: float | None) -> float:
+    """Return the epsilon that a recipe spends: the setting, or 1 without one.
 
-    >>> target_of(TrainConfig()), target_of(TrainConfig(target_epsilon=0.5))
-    (1.0, 0.5)
+    >>> target_of(None), target_of(0.5), target_of(0.0)  # zero is refused later, not replaced
+    (1.0, 0.5, 0.0)
     """
-    target: float | None = getattr(config, "target_epsilon")  # noqa: B009  # both kinds of runs have it
-    return 1.0 if target is None else target
+    return 1.0 if target_epsilon is None else target_epsilon
 
 
 def budget_of(config: TrainConfig, source: Source) -> Budget:
@@ -119,7 +118,7 @@ def budget_of(config: TrainConfig, source: Source) -> Budget:
     >>> budget_of(TrainConfig(recipe="best"), load("digits"))
     Budget(records=1437, epsilon=1.0, delta=1e-05, clients=1)
     """
-    return Budget(declared_size(config, source), target_of(config), config.target_delta)
+    return Budget(declared_size(config, source), target_of(config.target_epsilon), config.target_delta)
 
 
 def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
@@ -177,7 +176,7 @@ def plain_dp_sgd(config: TrainConfig, records: int) -> TrainConfig:
     plain = dataclasses.replace(
         default_settings(config.data),
         **{name: getattr(config, name) for name in SHARED},
-        target_epsilon=target_of(config),
+        target_epsilon=target_of(config.target_epsilon),
     )
     plain = dataclasses.replace(plain, batch_size=min(plain.batch_size, records))
     if is_own(config.data):
